@@ -1,0 +1,79 @@
+"""Frozen configuration, composed and passed. "auto" is resolved by launch/ before any of these is built.
+
+A child process gets its config as msgspec JSON on an inherited pipe. A knob lives in the struct of the part that owns it.
+"""
+
+import msgspec
+
+from .messages import Role
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """One model on one device."""
+
+    model_folder: str  # holds config.json, safetensors, tokenizer.json
+    device: str  # "cpu"
+    dtype: str  # "float16" (fp16 weights, fp32 activations on the CPU) or "float32"
+    block_size: int
+    num_blocks: int
+    threads: int
+
+
+class TransferConfig(msgspec.Struct, frozen=True):
+    """How KV travels. `transport`: "auto" picks shared memory between workers of one host, else TCP."""
+
+    transport: str = "auto"
+    ring_slots: int = 16
+    slot_bytes: int = 2 * 1024 * 1024
+    lease_s: float = 30.0  # a hand-over without a sign of life for so long is given up
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True):
+    """Batch limits of one worker."""
+
+    token_budget: int  # tokens computed in one step
+    chunk_size: int  # tokens of one prompt computed in one step
+    max_running: int  # sequences in the running batch
+    max_waiting: int = 1024  # requests accepted beyond that
+
+
+class NetworkConfig(msgspec.Struct, frozen=True):
+    """Where this process listens and whom it joins. `run_dir` is the run's 0700 directory ("" when joined from outside)."""
+
+    run_dir: str
+    listen_host: str  # TCP address peers reach this worker at
+    join: tuple[str, ...]  # gateways: ipc:// or tcp:// addresses
+    key_file: str  # CURVE keys of the cluster; used on every TCP socket
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    worker_id: str
+    roles: tuple[Role, ...]
+    served_model: str
+    engine: EngineConfig
+    scheduler: SchedulerConfig
+    transfer: TransferConfig
+    network: NetworkConfig
+    debug: bool = False
+
+
+class GatewayConfig(msgspec.Struct, frozen=True):
+    """The HTTP side. Limits are in bytes, seconds and counts."""
+
+    gateway_id: str
+    served_model: str
+    model_folder: str
+    model_digest: str
+    host: str
+    port: int
+    bind: tuple[str, ...]  # addresses workers join at: ipc:// first, then tcp:// (CURVE)
+    key_file: str
+    expected_prefill: int  # workers the launcher starts; /ready waits for one of each kind that is expected
+    expected_decode: int
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_queue: int = 256  # requests waiting for credit; beyond that 429
+    max_queue_delay_s: float = 60.0  # waiting longer than this ends in 429
+    keep_alive_s: float = 5.0  # an SSE comment this often while nothing else is sent
+    worker_timeout_s: float = 10.0  # silence after which a worker counts as gone
+    log_level: str = "info"
+    debug: bool = False

@@ -1,0 +1,353 @@
+"""Every message that crosses a process boundary: one closed set of typed structs, nothing else travels.
+
+A message goes inside an `Envelope` that names its sender and the incarnation it is meant for. Frames on the wire:
+`[envelope]` or `[envelope, payload]`; only `KVPiece` over TCP has a payload. Encoding is msgpack through msgspec; a
+frame that does not decode to exactly one of these types is dropped. `MAX_FRAME_BYTES` bounds what is decoded.
+
+Who says what to whom:
+
+    worker -> gateway   Hello Beat Status Goodbye  TokenChunk RequestFailed  CacheUpdate CacheSnapshot  LedgerReport Flushed
+    gateway -> worker   Welcome Refused WhoAreYou Beat PeerJoined PeerLeft  GenerateRequest PrefillRequest AbortRequest
+                        CacheSnapshotQuery LedgerQuery FlushCache Drain
+    worker -> worker    RingOffer KVGrant KVPiece KVCredit KVProgress KVCommit KVAbort
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from .cache_events import CacheEvent
+from .request import FinishReason, Request
+from .timeline import Timeline
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+
+
+class _Wire(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base of all messages: the type's name is the tag."""
+
+
+# ---- who is who ------------------------------------------------------------------------------------------------
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class NodeRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One life of one process. `incarnation` is a random 63-bit number drawn at its start."""
+
+    node_id: str  # "decode-0", "gateway-0"
+    incarnation: int
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker tells about itself when it joins; the gateway introduces it to its peers with the same words."""
+
+    ref: NodeRef
+    roles: tuple[Role, ...]
+    pid: int
+    device: str
+    model: str  # served model name
+    model_digest: str  # of the weights, dtype and tokenizer: workers that differ are refused
+    wire_digest: str  # BlockLayout.wire_digest: whose pieces this worker can place
+    host_digest: str  # equal for workers that share memory and a run directory
+    endpoints: tuple[str, ...]  # where peers reach it: ipc:// first where there is one, then tcp://
+    block_size: int
+    num_blocks: int
+    context_length: int  # tokens a request may have in all
+    max_running: int  # requests this worker takes at a time
+    threads: int
+
+
+# ---- envelope --------------------------------------------------------------------------------------------------
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """`receiver` is the incarnation the sender means (0: whoever listens, used before the first Welcome)."""
+
+    sender: NodeRef
+    receiver: int
+    body: "Message"
+
+
+# ---- membership ------------------------------------------------------------------------------------------------
+
+
+class Hello(_Wire, frozen=True):
+    info: WorkerInfo
+
+
+class Welcome(_Wire, frozen=True):
+    gateway: NodeRef
+    peers: list[WorkerInfo]
+
+
+class Refused(_Wire, frozen=True):
+    """The worker does not fit (other model, layout, a name in use); it shows `reason` and ends."""
+
+    reason: str
+
+
+class WhoAreYou(_Wire, frozen=True):
+    """The gateway does not know this incarnation (it restarted, or dropped it): say Hello again."""
+
+
+class Beat(_Wire, frozen=True):
+    """Sent each second from a thread of its own, so a long forward pass does not look like death."""
+
+    sequence: int
+    num_steps: int  # forward passes so far: alive but stuck shows as a number that stands still
+
+
+class Status(_Wire, frozen=True):
+    """A worker's load after a step that changed it; the router and /metrics read it."""
+
+    num_waiting: int
+    num_running: int
+    num_waiting_tokens: int  # prompt tokens accepted and not yet computed
+    free_blocks: int
+    reserved_blocks: int
+    private_blocks: int
+    cached_blocks: int
+    quarantined_blocks: int
+    available_blocks: int  # free + what eviction could free now
+    num_tokens_computed: int  # counted where the forward pass runs
+    num_tokens_generated: int
+    num_preemptions: int
+    num_kv_bytes_sent: int
+    num_kv_bytes_received: int
+    num_handover_failures: int  # hand-overs that ended in local computation
+
+
+class Goodbye(_Wire, frozen=True):
+    """The worker has drained and leaves."""
+
+
+class PeerJoined(_Wire, frozen=True):
+    info: WorkerInfo
+
+
+class PeerLeft(_Wire, frozen=True):
+    ref: NodeRef
+
+
+class Drain(_Wire, frozen=True):
+    """Finish what is running, take nothing new, say Goodbye."""
+
+
+# ---- requests --------------------------------------------------------------------------------------------------
+
+
+class GenerateRequest(_Wire, frozen=True):
+    """To the decode worker. `prefill` names the worker that computes the prompt; None: compute it here."""
+
+    request: Request
+    prefill: NodeRef | None
+
+
+class PrefillRequest(_Wire, frozen=True):
+    """To the prefill worker, sent at the same time as GenerateRequest. Knows nothing of sampling."""
+
+    request_id: str
+    namespace: str
+    token_ids: list[int]
+    decode: NodeRef
+
+
+class AbortRequest(_Wire, frozen=True):
+    request_id: str
+    reason: str
+
+
+class TokenChunk(_Wire, frozen=True):
+    """Tokens `[index, index + len(token_ids))` of the output of one choice.
+
+    `num_cached_tokens` and `timeline` come with the first chunk, `finish_reason` with the last.
+    """
+
+    request_id: str
+    choice: int
+    index: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int | None = None  # prompt tokens that no worker computed for this request
+    timeline: Timeline | None = None
+
+
+class RequestFailed(_Wire, frozen=True):
+    """The worker cannot serve it. `retryable`: another worker, or this one later, may."""
+
+    request_id: str
+    message: str
+    retryable: bool
+
+
+# ---- cache events, ledger --------------------------------------------------------------------------------------
+
+
+class CacheUpdate(_Wire, frozen=True):
+    """What changed in the worker's radix tree. `sequence` counts updates; a gap makes the gateway ask for a snapshot."""
+
+    sequence: int
+    events: list[CacheEvent]
+
+
+class CacheSnapshotQuery(_Wire, frozen=True):
+    pass
+
+
+class CacheSnapshot(_Wire, frozen=True):
+    """The whole tree; the next CacheUpdate is number `sequence` + 1."""
+
+    sequence: int
+    events: list[CacheEvent]
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """Who owns the blocks of one worker. The five states add up to `total`; the counts stand beside them."""
+
+    total: int
+    free: int
+    reserved: int
+    private: int
+    cached: int
+    quarantined: int
+    locks: int  # prefix handles not yet released
+    requests: int  # requests the worker knows in any phase
+    senders: int  # hand-overs going out
+    receivers: int  # hand-overs coming in
+    ring_slots_in_use: int
+
+    @property
+    def idle(self) -> bool:
+        owned = self.reserved + self.private + self.quarantined
+        counts = self.locks + self.requests + self.senders + self.receivers + self.ring_slots_in_use
+        return self.free + self.cached == self.total and owned == 0 and counts == 0
+
+
+class LedgerQuery(_Wire, frozen=True):
+    query_id: int
+
+
+class LedgerReport(_Wire, frozen=True):
+    query_id: int
+    ledger: Ledger
+
+
+class FlushCache(_Wire, frozen=True):
+    query_id: int
+
+
+class Flushed(_Wire, frozen=True):
+    query_id: int
+    num_blocks: int
+
+
+# ---- hand-over of KV, worker to worker -------------------------------------------------------------------------
+
+
+class RingOffer(_Wire, frozen=True):
+    """The receiver made a staging ring for one sender incarnation. The number of slots is the number of credits.
+
+    `transport` is "shared_memory" (then `ring_name` names a file in the common run directory: hexadecimal, checked)
+    or "tcp" (then slots exist only as credits).
+    """
+
+    ring_id: int
+    transport: str
+    ring_name: str
+    num_slots: int
+    slot_bytes: int
+
+
+class KVGrant(_Wire, frozen=True):
+    """The receiver has blocks for the prompt and lacks the tokens from `first_missing_token` on."""
+
+    request_id: str
+    first_missing_token: int
+    ring_id: int
+
+
+class KVPiece(_Wire, frozen=True):
+    """Tokens `[start, stop)` lie in `slot` of the ring (or in the payload frame). Published by this message only."""
+
+    request_id: str
+    ring_id: int
+    slot: int
+    generation: int  # of the slot: a late message about an earlier use of it is refused
+    start: int
+    stop: int
+    first_layer: int
+    last_layer: int  # exclusive
+    first_head: int
+    last_head: int  # exclusive
+    num_bytes: int
+    checksum: int  # xxh3_64 of the bytes
+
+
+class KVCredit(_Wire, frozen=True):
+    """The receiver has copied the slot out: the sender may write it again, as `generation`."""
+
+    ring_id: int
+    slot: int
+    generation: int
+
+
+class KVProgress(_Wire, frozen=True):
+    """The sender has computed that many tokens: renews the receiver's lease while the prompt waits or is long."""
+
+    request_id: str
+    num_tokens: int
+
+
+class KVCommit(_Wire, frozen=True):
+    """All pieces are out. `hidden` is the last prompt token's state after the final norm, `[hidden_size]` float32."""
+
+    request_id: str
+    num_tokens: int
+    num_cached_tokens: int  # of the prompt, found in the sender's own cache
+    hidden: bytes
+    hidden_checksum: int
+    timeline: Timeline
+
+
+class KVAbort(_Wire, frozen=True):
+    """Either side gives the hand-over up. The other one frees what it holds for it."""
+
+    request_id: str
+    reason: str
+
+
+Message = (
+    Hello
+    | Welcome
+    | Refused
+    | WhoAreYou
+    | Beat
+    | Status
+    | Goodbye
+    | PeerJoined
+    | PeerLeft
+    | Drain
+    | GenerateRequest
+    | PrefillRequest
+    | AbortRequest
+    | TokenChunk
+    | RequestFailed
+    | CacheUpdate
+    | CacheSnapshotQuery
+    | CacheSnapshot
+    | LedgerQuery
+    | LedgerReport
+    | FlushCache
+    | Flushed
+    | RingOffer
+    | KVGrant
+    | KVPiece
+    | KVCredit
+    | KVProgress
+    | KVCommit
+    | KVAbort
+)
