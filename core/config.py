@@ -1,6 +1,7 @@
 """Frozen configuration, composed and passed. "auto" is resolved by launch/ before any of these is built.
 
-A child process gets its config as msgspec JSON on an inherited pipe. A knob lives in the struct of the part that owns it.
+A child process gets its config as msgspec JSON on an inherited pipe. A knob lives in the struct of the part that
+owns it.
 """
 
 import msgspec
@@ -38,7 +39,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
 
 
 class NetworkConfig(msgspec.Struct, frozen=True):
-    """Where this process listens and whom it joins. `run_dir` is the run's 0700 directory ("" when joined from outside)."""
+    """Where this process listens and whom it joins. `run_dir`: the run's 0700 directory ("" for a joined worker)."""
 
     run_dir: str
     listen_host: str  # TCP address peers reach this worker at

@@ -3,7 +3,7 @@
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11. The same numbers come out on a CPU, in
 Triton, in any batch and on any worker, so a stream resumed elsewhere goes on with the same tokens.
 
-How sampling uses it (design decision 11): the key is the request's 64-bit seed, low word first; the counter is
+How sampling uses it: the key is the request's 64-bit seed, low word first; the counter is
 (token_id // 4, position, choice, 0); word `token_id % 4` of the result is the token's random word; `uniform` turns it
 into a float in (0, 1) and `gumbel` into noise. `position` is the index of the sampled token in prompt + output.
 """

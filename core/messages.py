@@ -6,7 +6,8 @@ frame that does not decode to exactly one of these types is dropped. `MAX_FRAME_
 
 Who says what to whom:
 
-    worker -> gateway   Hello Beat Status Goodbye  TokenChunk RequestFailed  CacheUpdate CacheSnapshot  LedgerReport Flushed
+    worker -> gateway   Hello Beat Status Goodbye TokenChunk RequestFailed CacheUpdate CacheSnapshot LedgerReport
+                        Flushed
     gateway -> worker   Welcome Refused WhoAreYou Beat PeerJoined PeerLeft  GenerateRequest PrefillRequest AbortRequest
                         CacheSnapshotQuery LedgerQuery FlushCache Drain
     worker -> worker    RingOffer KVGrant KVPiece KVCredit KVProgress KVCommit KVAbort

@@ -2,6 +2,7 @@
 
 import time
 from enum import StrEnum
+from itertools import pairwise
 
 import msgspec
 
@@ -47,4 +48,4 @@ class Timeline(msgspec.Struct, frozen=True):
     def stages(self) -> list[tuple[Station, Station, int]]:
         """(from, to, nanoseconds) for each pair of neighbouring stations that were stamped."""
         present = [s for s in Station if s in self.stamps]
-        return [(a, b, self.stamps[b] - self.stamps[a]) for a, b in zip(present, present[1:], strict=False)]
+        return [(a, b, self.stamps[b] - self.stamps[a]) for a, b in pairwise(present)]
