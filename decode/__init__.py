@@ -1,0 +1,1 @@
+"""The decode side: receives the KV of prompts, owns everything about sampling, streams the tokens."""

@@ -1,0 +1,95 @@
+"""Which blocks a sequence holds, and how they come and go. The only place where ownership of blocks changes hands."""
+
+from ..core.errors import OutOfBlocks
+from ..core.sequence import Sequence
+from ..radix_cache.block_pool import BlockState
+from ..radix_cache.cache import PrefixHandle, RadixCache
+
+
+class SequenceBlocks:
+    """Blocks of all sequences of one worker. A sequence's block table has two regions:
+
+    [0, n)      cached: owned by the radix tree, locked by the sequence's handle; full and final
+    [n, end)    the sequence's own (reserved while a hand-over fills them, else private)
+
+    n is `handle.num_tokens // block_size`. Publishing moves n to the right.
+    """
+
+    def __init__(self, cache: RadixCache, block_size: int):
+        self.cache = cache
+        self._block_size = block_size
+        self._handles: dict[str, PrefixHandle] = {}
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def acquire(self, sequence: Sequence, room: int, state: BlockState) -> bool:
+        """Lock the longest cached prefix and allocate blocks for `room` tokens in all; False if they are not there.
+
+        At least one token is left uncomputed, so that there is something to sample from. On success
+        `num_computed_tokens` is the length of the prefix found.
+        """
+        assert not sequence.block_table
+        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.num_tokens - 1)
+        try:
+            own = self.cache.allocate(self._num_blocks(room) - len(handle.block_ids), state)
+        except OutOfBlocks:
+            self.cache.release(handle)
+            return False
+        self._handles[sequence.request_id] = handle
+        sequence.block_table = [*handle.block_ids, *own]
+        sequence.num_computed_tokens = handle.num_tokens
+        return True
+
+    def missing_blocks(self, sequence: Sequence, room: int) -> int:
+        """How many blocks the sequence lacks to hold `room` tokens."""
+        return max(0, self._num_blocks(room) - len(sequence.block_table))
+
+    def grow(self, sequence: Sequence, room: int) -> bool:
+        """Make the table hold `room` tokens; False if there is no block to be had."""
+        missing = self.missing_blocks(sequence, room)
+        if missing == 0:
+            return True
+        try:
+            sequence.block_table += self.cache.allocate(missing, BlockState.PRIVATE)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def settle(self, sequence: Sequence) -> None:
+        """The hand-over is over, well or not: what was reserved for it is the sequence's own now."""
+        self.cache.pool.move(self._own_blocks(sequence), BlockState.PRIVATE)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Put the full computed blocks into the radix tree and keep them locked.
+
+        Where the tree already holds the same tokens under other blocks, the table is pointed at those before the
+        sequence's duplicates are freed: nobody reads a freed block.
+        """
+        num_full = sequence.num_computed_tokens // self._block_size
+        handle = self._handles[sequence.request_id]
+        if num_full * self._block_size <= handle.num_tokens:
+            return
+        num_tokens = num_full * self._block_size
+        result = self.cache.insert(
+            sequence.namespace, sequence.token_ids[:num_tokens], sequence.block_table[:num_full]
+        )
+        sequence.block_table[:num_full] = result.canonical_block_ids
+        self._handles[sequence.request_id] = result.handle
+        self.cache.release(handle)
+        self.cache.pool.free(result.duplicate_block_ids)
+
+    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Give everything back. With `keep` the full computed blocks stay behind as cache."""
+        if sequence.request_id not in self._handles:
+            return
+        if keep:
+            self.publish(sequence)
+        own = self._own_blocks(sequence)
+        self.cache.release(self._handles.pop(sequence.request_id))
+        self.cache.pool.free(own)
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+
+    def _own_blocks(self, sequence: Sequence) -> list[int]:
+        return sequence.block_table[len(self._handles[sequence.request_id].block_ids) :]
