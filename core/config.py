@@ -51,10 +51,13 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     worker_id: str
     roles: tuple[Role, ...]
     served_model: str
+    model_digest: str  # of weights, dtype and tokenizer; a gateway refuses a worker whose digest differs
+    context_length: int  # tokens a request may have in all
     engine: EngineConfig
     scheduler: SchedulerConfig
     transfer: TransferConfig
     network: NetworkConfig
+    log_level: str = "info"
     debug: bool = False
 
 
