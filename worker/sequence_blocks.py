@@ -23,19 +23,20 @@ class SequenceBlocks:
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
-    def acquire(self, sequence: Sequence, room: int, state: BlockState) -> bool:
+    def acquire(self, sequence: Sequence, room: int, state: BlockState, headroom: int = 0) -> bool:
         """Lock the longest cached prefix and allocate blocks for `room` tokens in all; False if they are not there.
 
-        At least one token is left uncomputed, so that there is something to sample from. On success
+        `headroom` blocks must stay available for the sequences that already run, or the newcomer would be preempted
+        at once. At least one token is left uncomputed, so that there is something to sample from. On success
         `num_computed_tokens` is the length of the prefix found.
         """
         assert not sequence.block_table
         handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.num_tokens - 1)
-        try:
-            own = self.cache.allocate(self._num_blocks(room) - len(handle.block_ids), state)
-        except OutOfBlocks:
+        num_own = self._num_blocks(room) - len(handle.block_ids)
+        if num_own + headroom > self.cache.num_available:
             self.cache.release(handle)
             return False
+        own = self.cache.allocate(num_own, state)
         self._handles[sequence.request_id] = handle
         sequence.block_table = [*handle.block_ids, *own]
         sequence.num_computed_tokens = handle.num_tokens

@@ -1,0 +1,304 @@
+"""DecodeRole: the life of a request on the worker that generates its tokens.
+
+    WAITING     GenerateRequest arrived; it owns nothing
+      | a place in the batch, a lock on the matched prefix, blocks for the rest of the prompt
+      |
+      |-- prefill worker named --> RECEIVING   blocks reserved, KVGrant sent; pieces are placed as they come
+      |                              | commit: KV and the last hidden state are in; the first token is sampled at once
+      |                              | failure (peer died, lease, abort, checksum): what is missing is computed here
+      |-- none named ------------> COMPUTING   prompt chunks share the forward passes with everybody's decodes
+      v
+    RUNNING     one token a step; the pool used up: the last one in goes back to WAITING, its KV stays as cache
+      | stop token, max_tokens, abort
+    FINISHED    prompt and output stay behind in the radix tree; everything else is given back
+
+A sequence that comes back from preemption, or from another worker that died, is nothing special: its uncomputed tokens
+are computed, and counted randomness goes on at the same position.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+
+from ..core.lifecycle import Event, Phase
+from ..core.messages import AbortRequest, GenerateRequest, KVCommit, NodeRef, RequestFailed, TokenChunk
+from ..core.request import Request
+from ..core.sequence import Sequence
+from ..core.timeline import Station, Timeline
+from ..engine.forward_batch import Chunk, build_forward_batch
+from ..engine.sampler import SamplingRow
+from ..radix_cache.block_pool import BlockState
+from ..transfer.channels import Incoming
+from ..transfer.link import HandedOver, LinkEvent, ReceiveFailed
+from ..worker.membership import Membership
+from ..worker.workbench import Workbench
+from .output import finish_reason, suppressed_tokens
+from .scheduler import DecodePlan, DecodeScheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class DecodeEntry:
+    request: Request
+    sequence: Sequence
+    gateway: NodeRef
+    prefill: NodeRef | None
+    timeline: Timeline
+    num_cached_tokens: int | None = None  # None until known; reported with the first chunk
+    has_reported: bool = False
+
+
+class DecodeRole:
+    def __init__(self, bench: Workbench, membership: Membership):
+        self._bench = bench
+        self._membership = membership
+        self._scheduler = DecodeScheduler(bench.config.scheduler)
+        self._entries: dict[str, DecodeEntry] = {}
+        self._arrived: list[tuple[DecodeEntry, KVCommit]] = []  # handed over, first token not yet sampled
+        self._draining = False
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self._scheduler.num_waiting_tokens
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._scheduler.num_preemptions
+
+    # ---- the loop --------------------------------------------------------------------------------------------
+
+    def step(self, now: float) -> bool:
+        self._sample_arrived()
+        self._admit(now)
+        self._scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
+        plan = self._scheduler.plan(self._grow)
+        if not plan.chunks:
+            return False
+        self._collect(*self._launch(plan))
+        return True
+
+    def _launch(self, plan: DecodePlan) -> tuple[DecodePlan, torch.Tensor]:
+        """One forward pass over decodes and prompt chunks: hidden states of the sequences it brings up to date."""
+        chunks = []
+        for sequence, num_tokens in plan.chunks:
+            start, stop = sequence.num_computed_tokens, sequence.num_computed_tokens + num_tokens
+            is_last = stop == sequence.num_tokens
+            chunks.append(Chunk(sequence.token_ids[start:stop], start, sequence.block_table, is_last))
+            if start == sequence.num_tokens - sequence.num_uncomputed_tokens and sequence.phase is Phase.COMPUTING:
+                self._stamp_once(self._entries[sequence.request_id], Station.PREFILL_STARTED)
+        return plan, self._bench.engine.runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
+
+    def _collect(self, plan: DecodePlan, hidden: torch.Tensor) -> None:
+        ready = []
+        for sequence, num_tokens in plan.chunks:
+            sequence.advance_computed(num_tokens)
+            if sequence.num_uncomputed_tokens:
+                continue
+            entry = self._entries[sequence.request_id]
+            if sequence.phase is Phase.COMPUTING:
+                sequence.on(Event.PROMPT_COMPUTED)
+                self._stamp_once(entry, Station.PREFILL_COMPUTED, Station.HANDED_OVER)
+                self._bench.blocks.publish(sequence)
+            ready.append(entry)
+        if ready:
+            self._sample(ready, hidden)
+
+    def _sample_arrived(self) -> None:
+        """The first token of every request whose hand-over is complete: no forward pass, only lm_head and sampling."""
+        arrived, self._arrived = self._arrived, []
+        arrived = [(entry, commit) for entry, commit in arrived if self._is_live(entry)]
+        if arrived:
+            hidden = [torch.frombuffer(bytearray(commit.hidden), dtype=torch.float32) for _, commit in arrived]
+            self._sample([entry for entry, _ in arrived], torch.stack(hidden))
+
+    def _sample(self, entries: list[DecodeEntry], hidden: torch.Tensor) -> None:
+        """Sample one token for each entry from `hidden` ([num_entries, hidden_size]), send it, end what is done."""
+        rows = [self._sampling_row(entry) for entry in entries]
+        engine = self._bench.engine
+        token_ids = engine.sampler.sample(engine.runner.logits(hidden), rows)
+        for entry, token_id in zip(entries, token_ids, strict=True):
+            self._emit(entry, token_id)
+
+    def _sampling_row(self, entry: DecodeEntry) -> SamplingRow:
+        sampling, sequence = entry.request.sampling, entry.sequence
+        suppress = suppressed_tokens(sequence.num_output_tokens, sampling)
+        return SamplingRow(sampling, choice=0, position=sequence.num_tokens, suppress=suppress)
+
+    def _emit(self, entry: DecodeEntry, token_id: int) -> None:
+        sequence = entry.sequence
+        index = sequence.num_output_tokens
+        sequence.append(token_id)
+        self._bench.counters["num_tokens_generated"] += 1
+        reason = finish_reason(token_id, sequence.num_output_tokens, entry.request.sampling)
+        first = not entry.has_reported
+        if first:
+            self._stamp_once(entry, Station.FIRST_TOKEN)
+            entry.has_reported = True
+        chunk = TokenChunk(
+            sequence.request_id,
+            choice=0,
+            index=index,
+            token_ids=[token_id],
+            finish_reason=reason,
+            num_cached_tokens=entry.num_cached_tokens if first else None,
+            timeline=entry.timeline if first else None,
+        )
+        if reason is not None:
+            self._end(sequence.request_id)
+        self._bench.channels.send(entry.gateway, chunk)
+
+    # ---- blocks ------------------------------------------------------------------------------------------------
+
+    def _admit(self, now: float) -> None:
+        """Let requests join while there is a place and there are blocks for them."""
+        while (sequence := self._scheduler.next_waiting()) is not None:
+            entry = self._entries[sequence.request_id]
+            is_remote = self._membership.knows(entry.prefill)
+            state = BlockState.RESERVED if is_remote else BlockState.PRIVATE
+            headroom = self._scheduler.num_running
+            if not self._bench.blocks.acquire(sequence, sequence.num_tokens + 1, state, headroom):
+                return
+            self._scheduler.admit(sequence)
+            if is_remote:
+                self._receive(entry, now)
+            else:
+                sequence.on(Event.ADMITTED)
+                self._count_cached(entry, sequence.num_computed_tokens)
+
+    def _receive(self, entry: DecodeEntry, now: float) -> None:
+        sequence = entry.sequence
+        sequence.on(Event.GRANTED)
+        assert entry.prefill is not None
+        self._bench.link.open_receiver(
+            sequence.request_id,
+            entry.prefill,
+            sequence.block_table,
+            sequence.num_computed_tokens,
+            sequence.num_tokens,
+            now,
+        )
+
+    def _missing_blocks(self, sequence: Sequence) -> int:
+        return self._bench.blocks.missing_blocks(sequence, sequence.num_tokens)
+
+    def _num_available_blocks(self) -> int:
+        return self._bench.cache.num_available
+
+    def _grow(self, sequence: Sequence) -> bool:
+        return self._bench.blocks.grow(sequence, sequence.num_tokens)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        logger.debug("preempted %s with %d tokens", sequence.request_id, sequence.num_tokens)
+        self._bench.blocks.release(sequence)
+        sequence.on(Event.PREEMPTED)
+        self._entries[sequence.request_id].prefill = None  # what is missing is computed here
+
+    # ---- messages and events -----------------------------------------------------------------------------------
+
+    def handle(self, incoming: Incoming, now: float) -> None:
+        match incoming.body:
+            case GenerateRequest() as message:
+                self._accept(message, incoming.sender)
+            case AbortRequest(request_id=request_id, reason=reason) if request_id in self._entries:
+                self._abort(request_id, reason)
+
+    def _accept(self, message: GenerateRequest, gateway: NodeRef) -> None:
+        request = message.request
+        if refusal := self._why_not(request):
+            self._bench.channels.send(gateway, RequestFailed(request.request_id, *refusal))
+            return
+        token_ids = request.prompt_token_ids + request.output_token_ids
+        sequence = Sequence(request.request_id, request.namespace, token_ids, request.num_prompt_tokens)
+        timeline = Timeline() if message.prefill else Timeline().stamped(Station.PREFILL_ARRIVED)
+        self._entries[request.request_id] = DecodeEntry(request, sequence, gateway, message.prefill, timeline)
+        self._scheduler.add(sequence)
+
+    def _why_not(self, request: Request) -> tuple[str, bool] | None:
+        """(reason, retryable) when the request cannot be taken."""
+        room = request.num_prompt_tokens + request.sampling.max_tokens
+        if request.request_id in self._entries:
+            return "a request with this id is already here", False
+        if room > self._bench.info.context_length:
+            return f"{room} tokens are asked for, this worker holds {self._bench.info.context_length}", False
+        if self._draining:
+            return "this worker is leaving", True
+        if self._scheduler.is_full:
+            return "this worker's queue is full", True
+        return None
+
+    def on_link_event(self, event: LinkEvent, now: float) -> None:
+        match event:
+            case HandedOver(request_id=request_id, commit=commit, timeline=timeline) if request_id in self._entries:
+                self._handed_over(self._entries[request_id], commit, timeline)
+            case ReceiveFailed(request_id=r, reason=reason, contiguous_tokens=n) if r in self._entries:
+                self._handover_failed(self._entries[r], reason, n)
+
+    def _handed_over(self, entry: DecodeEntry, commit: KVCommit, timeline: Timeline) -> None:
+        sequence = entry.sequence
+        sequence.on(Event.KV_COMMITTED)
+        self._bench.blocks.settle(sequence)
+        sequence.num_computed_tokens = sequence.num_tokens
+        self._bench.blocks.publish(sequence)
+        self._count_cached(entry, commit.num_cached_tokens)
+        entry.timeline = entry.timeline.merged(timeline)
+        self._stamp_once(entry, Station.HANDED_OVER)
+        self._arrived.append((entry, commit))
+
+    def _handover_failed(self, entry: DecodeEntry, reason: str, contiguous_tokens: int) -> None:
+        """Compute here what did not arrive; what did arrive was checked piece by piece and stays."""
+        sequence = entry.sequence
+        logger.warning("hand-over of %s failed (%s); computing the rest here", sequence.request_id, reason)
+        self._bench.counters["num_handover_failures"] += 1
+        sequence.on(Event.KV_FAILED)
+        self._bench.blocks.settle(sequence)
+        sequence.num_computed_tokens = min(max(sequence.num_computed_tokens, contiguous_tokens), sequence.num_tokens - 1)
+        self._count_cached(entry, 0)  # the failed worker cannot tell any more what it had
+        entry.timeline = entry.timeline.stamped(Station.PREFILL_ARRIVED)
+
+    def gateway_lost(self, gateway: NodeRef) -> None:
+        for request_id in [r for r, entry in self._entries.items() if entry.gateway == gateway]:
+            self._abort(request_id, "its gateway is gone")
+
+    def drain(self) -> None:
+        self._draining = True
+
+    def _abort(self, request_id: str, reason: str) -> None:
+        if self._entries[request_id].sequence.phase is Phase.RECEIVING:
+            self._bench.link.abort(request_id, reason)
+        self._end(request_id)
+
+    def _end(self, request_id: str) -> None:
+        """Leave for FINISHED: free what the lifecycle row says this request owns here."""
+        entry = self._entries.pop(request_id)
+        self._scheduler.remove(entry.sequence)
+        self._bench.blocks.release(entry.sequence)
+        entry.sequence.on(Event.ENDED)
+
+    def _is_live(self, entry: DecodeEntry) -> bool:
+        return self._entries.get(entry.request.request_id) is entry
+
+    def _count_cached(self, entry: DecodeEntry, num_cached_tokens: int) -> None:
+        """Remember what was found in a cache when the request first got its blocks; of the prompt only."""
+        if entry.num_cached_tokens is None:
+            entry.num_cached_tokens = min(num_cached_tokens, entry.request.num_prompt_tokens)
+
+    def _stamp_once(self, entry: DecodeEntry, *stations: Station) -> None:
+        now = time.monotonic_ns()
+        for station in stations:
+            if station not in entry.timeline.stamps:
+                entry.timeline = entry.timeline.stamped(station, now)

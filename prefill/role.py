@@ -1,0 +1,181 @@
+"""PrefillRole: the life of a prompt on the worker that computes it.
+
+    WAITING        PrefillRequest arrived; it owns nothing
+      | blocks for the whole prompt are there (matched prefix locked, the rest private)
+    COMPUTING      chunk by chunk, many prompts packed into one forward pass; each finished chunk is offered to the
+      |            decode worker at once, so it travels while the next one computes
+    HANDING_OVER   all computed and published in the radix tree; waits for the last pieces and the commit to leave
+      | SendDone (or SendFailed, abort, lease): locks and blocks are given back, the KV stays behind as cache
+    FINISHED
+
+Prefill does not wait for decode's grant and knows nothing of sampling: what it hands on besides KV is the last
+token's hidden state.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from ..core.lifecycle import Event, Phase
+from ..core.messages import AbortRequest, KVAbort, NodeRef, PrefillRequest
+from ..core.sequence import Sequence
+from ..core.timeline import Station, Timeline
+from ..engine.forward_batch import Chunk, build_forward_batch
+from ..radix_cache.block_pool import BlockState
+from ..transfer.channels import Incoming
+from ..transfer.link import LinkEvent, SendDone, SendFailed
+from ..worker.membership import Membership
+from ..worker.workbench import Workbench
+from .scheduler import PlannedChunk, PrefillScheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class PrefillEntry:
+    sequence: Sequence
+    gateway: NodeRef
+    decode: NodeRef
+    timeline: Timeline
+    num_cached_tokens: int = 0
+
+
+class PrefillRole:
+    def __init__(self, bench: Workbench, membership: Membership):
+        self._bench = bench
+        self._membership = membership
+        self._scheduler = PrefillScheduler(bench.config.scheduler)
+        self._entries: dict[str, PrefillEntry] = {}
+        self._draining = False
+        self.num_preemptions = 0  # a prompt that is being computed is never preempted
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return len(self._entries) - self._scheduler.num_waiting
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self._scheduler.num_waiting_tokens
+
+    # ---- the loop --------------------------------------------------------------------------------------------
+
+    def step(self, now: float) -> bool:
+        self._admit(now)
+        plan = self._scheduler.plan()
+        if not plan:
+            return False
+        self._collect(plan, self._launch(plan), now)
+        return True
+
+    def _launch(self, plan: list[PlannedChunk]) -> torch.Tensor:
+        """One forward pass over the planned chunks: hidden states of the prompts that it completes."""
+        chunks = []
+        for planned in plan:
+            sequence = self._entries[planned.request_id].sequence
+            start, stop = sequence.num_computed_tokens, sequence.num_computed_tokens + planned.num_tokens
+            is_last = stop == sequence.num_tokens
+            chunks.append(Chunk(sequence.token_ids[start:stop], start, sequence.block_table, is_last))
+        return self._bench.engine.runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
+
+    def _collect(self, plan: list[PlannedChunk], hidden: torch.Tensor, now: float) -> None:
+        rows = iter(hidden)  # each [hidden_size], in the order of the chunks that completed a prompt
+        for planned in plan:
+            entry = self._entries[planned.request_id]
+            entry.sequence.advance_computed(planned.num_tokens)
+            if self._scheduler.computed(planned):
+                self._hand_over(entry, next(rows), now)
+            else:
+                self._bench.link.computed(planned.request_id, entry.sequence.num_computed_tokens, now)
+
+    def _hand_over(self, entry: PrefillEntry, hidden: torch.Tensor, now: float) -> None:
+        sequence = entry.sequence
+        entry.timeline = entry.timeline.stamped(Station.PREFILL_COMPUTED)
+        sequence.on(Event.PROMPT_HANDED_ON)
+        self._bench.blocks.publish(sequence)
+        self._bench.link.computed(sequence.request_id, sequence.num_computed_tokens, now)
+        state = hidden.to(torch.float32).contiguous().numpy().tobytes()
+        self._bench.link.finish(sequence.request_id, state, entry.num_cached_tokens, entry.timeline, now)
+
+    def _admit(self, now: float) -> None:
+        """Let prompts start while there are blocks for them."""
+        while (request_id := self._scheduler.next_waiting()) is not None:
+            entry = self._entries[request_id]
+            sequence = entry.sequence
+            if not self._bench.blocks.acquire(sequence, sequence.num_tokens, BlockState.PRIVATE):
+                return
+            sequence.on(Event.ADMITTED)
+            entry.num_cached_tokens = sequence.num_computed_tokens
+            entry.timeline = entry.timeline.stamped(Station.PREFILL_STARTED)
+            self._scheduler.admit(request_id, sequence.num_uncomputed_tokens)
+            self._bench.link.open_sender(
+                request_id, entry.decode, sequence.block_table, sequence.num_tokens, now
+            )
+            self._bench.link.computed(request_id, sequence.num_computed_tokens, now)
+
+    # ---- messages and events -----------------------------------------------------------------------------------
+
+    def handle(self, incoming: Incoming, now: float) -> None:
+        match incoming.body:
+            case PrefillRequest() as request:
+                self._accept(request, incoming.sender)
+            case AbortRequest(request_id=request_id, reason=reason) if request_id in self._entries:
+                self._end(request_id, reason)
+
+    def _accept(self, request: PrefillRequest, gateway: NodeRef) -> None:
+        """Queue a prompt; one that cannot be served here is left to the decode worker, which can compute it itself."""
+        if reason := self._why_not(request):
+            logger.debug("refused %s: %s", request.request_id, reason)
+            if self._membership.knows(request.decode):
+                self._bench.channels.send(request.decode, KVAbort(request.request_id, reason))
+            return
+        sequence = Sequence(request.request_id, request.namespace, request.token_ids, len(request.token_ids))
+        timeline = Timeline().stamped(Station.PREFILL_ARRIVED)
+        self._entries[request.request_id] = PrefillEntry(sequence, gateway, request.decode, timeline)
+        self._scheduler.add(request.request_id, sequence.num_tokens)
+
+    def _why_not(self, request: PrefillRequest) -> str | None:
+        num_tokens = len(request.token_ids)
+        if request.request_id in self._entries:
+            return "a request with this id is already here"
+        if num_tokens > self._bench.info.context_length:
+            return f"the prompt has {num_tokens} tokens, this worker holds {self._bench.info.context_length}"
+        if self._draining:
+            return "this worker is leaving"
+        if self._scheduler.is_full:
+            return "this worker's queue is full"
+        if not self._membership.knows(request.decode):
+            return f"the decode worker {request.decode.node_id} is not known here"
+        return None
+
+    def on_link_event(self, event: LinkEvent, now: float) -> None:
+        match event:
+            case SendDone(request_id=request_id) if request_id in self._entries:
+                self._end(request_id, None)
+            case SendFailed(request_id=request_id, reason=reason) if request_id in self._entries:
+                logger.debug("hand-over of %s failed: %s", request_id, reason)
+                self._end(request_id, None)
+
+    def gateway_lost(self, gateway: NodeRef) -> None:
+        for request_id in [r for r, entry in self._entries.items() if entry.gateway == gateway]:
+            self._end(request_id, "its gateway is gone")
+
+    def drain(self) -> None:
+        self._draining = True
+
+    def _end(self, request_id: str, abort_reason: str | None) -> None:
+        """Leave for FINISHED: free what the lifecycle row says this request owns here."""
+        entry = self._entries.pop(request_id)
+        self._scheduler.remove(request_id)
+        if abort_reason is not None and entry.sequence.phase is not Phase.WAITING:
+            self._bench.link.abort(request_id, abort_reason)
+        self._bench.blocks.release(entry.sequence)
+        entry.sequence.on(Event.ENDED)

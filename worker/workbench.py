@@ -1,0 +1,94 @@
+"""Workbench: the parts of one worker that its roles share, built once per process."""
+
+import os
+import secrets
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..core.config import WorkerConfig
+from ..core.messages import Ledger, NodeRef, Status, WorkerInfo
+from ..engine.engine import Engine, load_engine
+from ..radix_cache.cache import RadixCache
+from ..transfer.channels import WorkerChannels
+from ..transfer.keys import ClusterKeys
+from ..transfer.link import KVLink
+from .sequence_blocks import SequenceBlocks
+
+
+@dataclass(frozen=True)
+class Workbench:
+    config: WorkerConfig
+    info: WorkerInfo
+    engine: Engine
+    blocks: SequenceBlocks
+    channels: WorkerChannels
+    link: KVLink
+    counters: Counter[str] = field(default_factory=Counter)  # num_tokens_generated, num_handover_failures
+
+    @property
+    def cache(self) -> RadixCache:
+        return self.blocks.cache
+
+    def ledger(self, num_requests: int) -> Ledger:
+        """Who owns the blocks of this worker right now."""
+        states, link = self.cache.pool.counts(), self.link.counts()
+        return Ledger(
+            total=states.total,
+            free=states.free,
+            reserved=states.reserved,
+            private=states.private,
+            cached=states.cached,
+            quarantined=states.quarantined,
+            locks=self.cache.num_handles,
+            requests=num_requests,
+            senders=link.senders,
+            receivers=link.receivers,
+            ring_slots_in_use=link.ring_slots_in_use,
+        )
+
+    def status(self, num_waiting: int, num_running: int, num_waiting_tokens: int, num_preemptions: int) -> Status:
+        states, link = self.cache.pool.counts(), self.link.counts()
+        return Status(
+            num_waiting=num_waiting,
+            num_running=num_running,
+            num_waiting_tokens=num_waiting_tokens,
+            free_blocks=states.free,
+            reserved_blocks=states.reserved,
+            private_blocks=states.private,
+            cached_blocks=states.cached,
+            quarantined_blocks=states.quarantined,
+            available_blocks=self.cache.num_available,
+            num_tokens_computed=self.engine.runner.num_tokens_computed,
+            num_tokens_generated=self.counters["num_tokens_generated"],
+            num_preemptions=num_preemptions,
+            num_kv_bytes_sent=link.bytes_sent,
+            num_kv_bytes_received=link.bytes_received,
+            num_handover_failures=self.counters["num_handover_failures"],
+        )
+
+
+def build_workbench(config: WorkerConfig, model_digest: str) -> Workbench:
+    """Load the model, allocate the pool, open the sockets. Raises ConfigurationError for what cannot be done."""
+    engine = load_engine(config.engine)
+    ref = NodeRef(config.worker_id, secrets.randbits(63))
+    channels = WorkerChannels(config.network, ref, ClusterKeys.load(config.network.key_file))
+    num_blocks, block_size = config.engine.num_blocks, config.engine.block_size
+    info = WorkerInfo(
+        ref=ref,
+        roles=config.roles,
+        pid=os.getpid(),
+        device=config.engine.device,
+        model=config.served_model,
+        model_digest=model_digest,
+        wire_digest=engine.layout.wire_digest,
+        host_digest=channels.host_digest,
+        endpoints=channels.endpoints,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        context_length=min(engine.model_config.max_position_embeddings, num_blocks * block_size),
+        max_running=config.scheduler.max_running,
+        threads=config.engine.threads,
+    )
+    blocks = SequenceBlocks(RadixCache(num_blocks, block_size), block_size)
+    link = KVLink(channels, engine.pool, engine.layout, config.transfer, config.network.run_dir, info)
+    return Workbench(config, info, engine, blocks, channels, link)

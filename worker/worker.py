@@ -1,0 +1,161 @@
+"""The loop of a worker process: receive, let each role take a step, hand on, report.
+
+One thread runs it. Signs of life come from a thread of their own (BeatThread), so a long forward pass is not death.
+"""
+
+import logging
+import time
+
+from ..core.errors import ConfigurationError
+from ..core.messages import (
+    CacheSnapshot,
+    CacheSnapshotQuery,
+    CacheUpdate,
+    Drain,
+    Flushed,
+    FlushCache,
+    Goodbye,
+    Hello,
+    LedgerQuery,
+    LedgerReport,
+    NodeRef,
+    Refused,
+    Status,
+    WhoAreYou,
+)
+from ..transfer.channels import Incoming
+from .membership import Changes, Membership
+from .role import WorkerRole
+from .workbench import Workbench
+
+logger = logging.getLogger(__name__)
+
+IDLE_POLL_S = 0.2  # a bound on how late a lease or a signal is noticed while nothing arrives
+STATUS_INTERVAL_S = 0.05
+
+
+class Worker:
+    """One process's loop over its roles. `stop` may be called from a signal handler or another thread."""
+
+    def __init__(self, bench: Workbench, membership: Membership, roles: list[WorkerRole]):
+        self._bench = bench
+        self._roles = roles
+        self._membership = membership
+        self._cache_sequence = 0
+        self._last_status: Status | None = None
+        self._last_status_at = 0.0
+        self._draining = False
+
+    def stop(self) -> None:
+        """Drain: finish what is running, take nothing new, then leave the loop."""
+        self._draining = True
+
+    def run(self) -> None:
+        """Serve until drained. Raises ConfigurationError when a gateway refuses this worker."""
+        self._bench.channels.broadcast_gateways(Hello(self._bench.info))
+        busy = False
+        while not (self._draining and self._num_requests == 0):
+            self._receive(0.0 if busy else IDLE_POLL_S)
+            if self._draining:
+                self._drain_roles()
+            now = time.monotonic()
+            busy = any([role.step(now) for role in self._roles])
+            self._hand_on()
+            self.report_cache()
+            self._report_status(force=not busy)
+        self._bench.channels.broadcast_gateways(Goodbye())
+
+    @property
+    def _num_requests(self) -> int:
+        return sum(role.num_requests for role in self._roles)
+
+    # ---- receive ---------------------------------------------------------------------------------------------
+
+    def _receive(self, timeout_s: float) -> None:
+        for incoming in self._bench.channels.poll(timeout_s):
+            now = time.monotonic()
+            self._apply(self._membership.handle(incoming.sender, incoming.body, now), now)
+            self._answer(incoming)
+            for event in self._bench.link.handle(incoming, now):
+                for role in self._roles:
+                    role.on_link_event(event, now)
+            for role in self._roles:
+                role.handle(incoming, now)
+
+    def _answer(self, incoming: Incoming) -> None:
+        """What a gateway asks of the worker as a whole."""
+        channels = self._bench.channels
+        match incoming.body:
+            case Refused(reason=reason):
+                raise ConfigurationError(f"the gateway refused this worker: {reason}")
+            case WhoAreYou():
+                channels.broadcast_gateways(Hello(self._bench.info))
+            case LedgerQuery(query_id=query_id):
+                channels.send(incoming.sender, LedgerReport(query_id, self._bench.ledger(self._num_requests)))
+            case FlushCache(query_id=query_id):
+                num_blocks = self._bench.cache.flush()
+                self.report_cache()
+                channels.send(incoming.sender, Flushed(query_id, num_blocks))
+            case CacheSnapshotQuery():
+                self._send_snapshot(incoming.sender)
+            case Drain():
+                self.stop()
+
+    def _apply(self, changes: Changes, now: float) -> None:
+        for ref in changes.left:
+            logger.info("peer %s left", ref.node_id)
+            for event in self._bench.link.drop_peer(ref):
+                for role in self._roles:
+                    role.on_link_event(event, now)
+            self._bench.channels.remove_peer(ref)
+        for info in changes.joined:
+            logger.debug("peer %s joined", info.ref.node_id)
+            self._bench.channels.add_peer(info)
+        for gateway in changes.lost_gateways:
+            logger.warning("gateway %s is gone; its requests are dropped", gateway.node_id)
+            for role in self._roles:
+                role.gateway_lost(gateway)
+        if changes.new_gateway is not None:
+            self._send_snapshot(changes.new_gateway)
+            self._last_status = None
+
+    # ---- hand on, report -------------------------------------------------------------------------------------
+
+    def _hand_on(self) -> None:
+        now = time.monotonic()
+        for event in self._bench.link.pump(now):
+            for role in self._roles:
+                role.on_link_event(event, now)
+        self._apply(self._membership.expire(now), now)
+
+    def report_cache(self) -> None:
+        """Tell every gateway what changed in the radix tree."""
+        events = self._bench.cache.drain_events()
+        if events:
+            self._cache_sequence += 1
+            self._bench.channels.broadcast_gateways(CacheUpdate(self._cache_sequence, events))
+
+    def _send_snapshot(self, gateway: NodeRef) -> None:
+        self.report_cache()
+        snapshot = CacheSnapshot(self._cache_sequence, list(self._bench.cache.snapshot()))
+        self._bench.channels.send(gateway, snapshot)
+
+    def _report_status(self, *, force: bool) -> None:
+        """The load, when it changed: at once when the worker falls idle, else at most every STATUS_INTERVAL_S."""
+        now = time.monotonic()
+        if not force and now - self._last_status_at < STATUS_INTERVAL_S:
+            return
+        roles = self._roles
+        status = self._bench.status(
+            num_waiting=sum(role.num_waiting for role in roles),
+            num_running=sum(role.num_running for role in roles),
+            num_waiting_tokens=sum(role.num_waiting_tokens for role in roles),
+            num_preemptions=sum(role.num_preemptions for role in roles),
+        )
+        if status != self._last_status:
+            self._bench.channels.broadcast_gateways(status)
+            self._last_status, self._last_status_at = status, now
+
+    def _drain_roles(self) -> None:
+        for role in self._roles:
+            role.drain()
