@@ -29,7 +29,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 class RopeScaling(msgspec.Struct, frozen=True):
     """How the rotary frequencies are stretched beyond the context of the training.
 
-    `linear`: every frequency divided by `factor`. `llama3`: the low frequencies only, as Llama 3.1 defines it,
+    `linear`: all frequencies divided by `factor`. `llama3`: the low frequencies only, as Llama 3.1 defines it,
     with a smooth passage between the wavelengths `original_max_position_embeddings / {high,low}_freq_factor`.
     """
 
@@ -121,16 +121,14 @@ def _model_config(reader: "_Reader", eos_token_ids: tuple[int, ...]) -> ModelCon
 def _refuse_unknown_features(reader: "_Reader", family: str) -> None:
     for field, allowed in _ONLY.items():
         reader.require_only(field, allowed)
-    # Llama's attention_bias covers the output projection too; Qwen2 has q, k, v biases whatever the field says.
+    # Llama's attention_bias covers the output projection too; Qwen2 has q, k, v biases in any case.
     if family != "qwen2" and reader.get("attention_bias", False) is not False:
         reader.refuse("attention_bias", "only false is supported for this family")
     # Qwen writes a window that `use_sliding_window` (checked above) switches off.
     if not family.startswith("qwen") and reader.get("sliding_window", None) is not None:
         reader.refuse("sliding_window", "windowed attention is not supported")
     if family == "mistral" and not reader.has("sliding_window"):
-        reader.refuse(
-            "sliding_window", "absent means a window of 4096 in this family, which is not supported"
-        )
+        reader.refuse("sliding_window", "absent means a window of 4096 in this family, which is not supported")
     layer_types = reader.get("layer_types", [])
     if any(layer_type != "full_attention" for layer_type in layer_types):
         reader.refuse("layer_types", "only full_attention is supported")
