@@ -3,10 +3,10 @@
 What a worker owns in each phase (each row frees exactly this when it is left for FINISHED):
 
     phase       decode worker                                     prefill worker
-    WAITING     nothing                                           nothing
+    WAITING     nothing                                           one KVSender
     RECEIVING   lock on the matched prefix, reserved blocks,      -
                 one KVReceiver
-    COMPUTING   lock on the matched prefix, private blocks        the same
+    COMPUTING   lock on the matched prefix, private blocks        the same, one KVSender
     HANDING_OVER  -                                               lock on the inserted prefix, one KVSender
     RUNNING     lock on the matched prefix, private blocks        -
     FINISHED    nothing                                           nothing

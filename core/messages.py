@@ -189,7 +189,7 @@ class RequestFailed(_Wire, frozen=True):
 
 
 class CacheUpdate(_Wire, frozen=True):
-    """What changed in the worker's radix tree. `sequence` counts updates; a gap makes the gateway ask for a snapshot."""
+    """What changed in the worker's radix tree. `sequence` counts updates; after a gap the gateway asks for a snapshot."""
 
     sequence: int
     events: list[CacheEvent]

@@ -99,7 +99,7 @@ class DecodeRole:
             start, stop = sequence.num_computed_tokens, sequence.num_computed_tokens + num_tokens
             is_last = stop == sequence.num_tokens
             chunks.append(Chunk(sequence.token_ids[start:stop], start, sequence.block_table, is_last))
-            if start == sequence.num_tokens - sequence.num_uncomputed_tokens and sequence.phase is Phase.COMPUTING:
+            if sequence.phase is Phase.COMPUTING:
                 self._stamp_once(self._entries[sequence.request_id], Station.PREFILL_STARTED)
         return plan, self._bench.engine.runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
 
@@ -160,7 +160,8 @@ class DecodeRole:
         )
         if reason is not None:
             self._end(sequence.request_id)
-        self._bench.channels.send(entry.gateway, chunk)
+            self._bench.reporter.report()  # before the client can come back with its next turn
+        self._bench.reply(entry.gateway, chunk)
 
     # ---- blocks ------------------------------------------------------------------------------------------------
 
@@ -220,7 +221,7 @@ class DecodeRole:
     def _accept(self, message: GenerateRequest, gateway: NodeRef) -> None:
         request = message.request
         if refusal := self._why_not(request):
-            self._bench.channels.send(gateway, RequestFailed(request.request_id, *refusal))
+            self._bench.reply(gateway, RequestFailed(request.request_id, *refusal))
             return
         token_ids = request.prompt_token_ids + request.output_token_ids
         sequence = Sequence(request.request_id, request.namespace, token_ids, request.num_prompt_tokens)
@@ -266,7 +267,9 @@ class DecodeRole:
         self._bench.counters["num_handover_failures"] += 1
         sequence.on(Event.KV_FAILED)
         self._bench.blocks.settle(sequence)
-        sequence.num_computed_tokens = min(max(sequence.num_computed_tokens, contiguous_tokens), sequence.num_tokens - 1)
+        sequence.num_computed_tokens = min(
+            max(sequence.num_computed_tokens, contiguous_tokens), sequence.num_tokens - 1
+        )
         self._count_cached(entry, 0)  # the failed worker cannot tell any more what it had
         entry.timeline = entry.timeline.stamped(Station.PREFILL_ARRIVED)
 

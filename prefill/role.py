@@ -1,6 +1,6 @@
 """PrefillRole: the life of a prompt on the worker that computes it.
 
-    WAITING        PrefillRequest arrived; it owns nothing
+    WAITING        PrefillRequest arrived; it owns one KVSender, which keeps the decode worker's lease alive
       | blocks for the whole prompt are there (matched prefix locked, the rest private)
     COMPUTING      chunk by chunk, many prompts packed into one forward pass; each finished chunk is offered to the
       |            decode worker at once, so it travels while the next one computes
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core.lifecycle import Event, Phase
+from ..core.lifecycle import Event
 from ..core.messages import AbortRequest, KVAbort, NodeRef, PrefillRequest
 from ..core.sequence import Sequence
 from ..core.timeline import Station, Timeline
@@ -116,9 +116,6 @@ class PrefillRole:
             entry.num_cached_tokens = sequence.num_computed_tokens
             entry.timeline = entry.timeline.stamped(Station.PREFILL_STARTED)
             self._scheduler.admit(request_id, sequence.num_uncomputed_tokens)
-            self._bench.link.open_sender(
-                request_id, entry.decode, sequence.block_table, sequence.num_tokens, now
-            )
             self._bench.link.computed(request_id, sequence.num_computed_tokens, now)
 
     # ---- messages and events -----------------------------------------------------------------------------------
@@ -126,11 +123,11 @@ class PrefillRole:
     def handle(self, incoming: Incoming, now: float) -> None:
         match incoming.body:
             case PrefillRequest() as request:
-                self._accept(request, incoming.sender)
+                self._accept(request, incoming.sender, now)
             case AbortRequest(request_id=request_id, reason=reason) if request_id in self._entries:
                 self._end(request_id, reason)
 
-    def _accept(self, request: PrefillRequest, gateway: NodeRef) -> None:
+    def _accept(self, request: PrefillRequest, gateway: NodeRef, now: float) -> None:
         """Queue a prompt; one that cannot be served here is left to the decode worker, which can compute it itself."""
         if reason := self._why_not(request):
             logger.debug("refused %s: %s", request.request_id, reason)
@@ -141,6 +138,8 @@ class PrefillRole:
         timeline = Timeline().stamped(Station.PREFILL_ARRIVED)
         self._entries[request.request_id] = PrefillEntry(sequence, gateway, request.decode, timeline)
         self._scheduler.add(request.request_id, sequence.num_tokens)
+        # Open from the start, so that the decode worker gets signs of life while the prompt waits.
+        self._bench.link.open_sender(request.request_id, request.decode, sequence.block_table, sequence.num_tokens, now)
 
     def _why_not(self, request: PrefillRequest) -> str | None:
         num_tokens = len(request.token_ids)
@@ -175,7 +174,7 @@ class PrefillRole:
         """Leave for FINISHED: free what the lifecycle row says this request owns here."""
         entry = self._entries.pop(request_id)
         self._scheduler.remove(request_id)
-        if abort_reason is not None and entry.sequence.phase is not Phase.WAITING:
+        if abort_reason is not None:
             self._bench.link.abort(request_id, abort_reason)
         self._bench.blocks.release(entry.sequence)
         entry.sequence.on(Event.ENDED)

@@ -12,7 +12,8 @@ class SequenceBlocks:
     [0, n)      cached: owned by the radix tree, locked by the sequence's handle; full and final
     [n, end)    the sequence's own (reserved while a hand-over fills them, else private)
 
-    n is `handle.num_tokens // block_size`. Publishing moves n to the right.
+    n is `handle.num_tokens // block_size`. Publishing moves n to the right. A table is changed in place, never
+    replaced: a hand-over in progress reads it too.
     """
 
     def __init__(self, cache: RadixCache, block_size: int):
@@ -38,7 +39,7 @@ class SequenceBlocks:
             return False
         own = self.cache.allocate(num_own, state)
         self._handles[sequence.request_id] = handle
-        sequence.block_table = [*handle.block_ids, *own]
+        sequence.block_table[:] = [*handle.block_ids, *own]
         sequence.num_computed_tokens = handle.num_tokens
         return True
 
@@ -72,12 +73,9 @@ class SequenceBlocks:
         if num_full * self._block_size <= handle.num_tokens:
             return
         num_tokens = num_full * self._block_size
-        result = self.cache.insert(
-            sequence.namespace, sequence.token_ids[:num_tokens], sequence.block_table[:num_full]
-        )
-        sequence.block_table[:num_full] = result.canonical_block_ids
+        result = self.cache.insert(sequence.namespace, sequence.token_ids[:num_tokens], sequence.block_table, handle)
+        sequence.block_table[:] = result.canonical_block_ids
         self._handles[sequence.request_id] = result.handle
-        self.cache.release(handle)
         self.cache.pool.free(result.duplicate_block_ids)
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
@@ -89,7 +87,7 @@ class SequenceBlocks:
         own = self._own_blocks(sequence)
         self.cache.release(self._handles.pop(sequence.request_id))
         self.cache.pool.free(own)
-        sequence.block_table = []
+        sequence.block_table.clear()
         sequence.num_computed_tokens = 0
 
     def _own_blocks(self, sequence: Sequence) -> list[int]:

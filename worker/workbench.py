@@ -1,18 +1,24 @@
 """Workbench: the parts of one worker that its roles share, built once per process."""
 
+import logging
 import os
 import secrets
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ..core.config import WorkerConfig
-from ..core.messages import Ledger, NodeRef, Status, WorkerInfo
+from ..core.messages import Ledger, Message, NodeRef, Status, WorkerInfo
 from ..engine.engine import Engine, load_engine
 from ..radix_cache.cache import RadixCache
-from ..transfer.channels import WorkerChannels
+from ..transfer.channels import PeerUnreachable, WorkerChannels
 from ..transfer.keys import ClusterKeys
 from ..transfer.link import KVLink
+from .cache_reporter import CacheReporter
 from .sequence_blocks import SequenceBlocks
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,23 +29,25 @@ class Workbench:
     blocks: SequenceBlocks
     channels: WorkerChannels
     link: KVLink
+    reporter: CacheReporter
     counters: Counter[str] = field(default_factory=Counter)  # num_tokens_generated, num_handover_failures
 
     @property
     def cache(self) -> RadixCache:
         return self.blocks.cache
 
+    def reply(self, gateway: NodeRef, body: Message) -> None:
+        """Send to a gateway. One that cannot be reached is found out by its silence; its requests are dropped then."""
+        try:
+            self.channels.send(gateway, body)
+        except PeerUnreachable as error:
+            logger.debug("a message to %s was not sent: %s", gateway.node_id, error)
+
     def ledger(self, num_requests: int) -> Ledger:
         """Who owns the blocks of this worker right now."""
-        states, link = self.cache.pool.counts(), self.link.counts()
-        return Ledger(
-            total=states.total,
-            free=states.free,
-            reserved=states.reserved,
-            private=states.private,
-            cached=states.cached,
-            quarantined=states.quarantined,
-            locks=self.cache.num_handles,
+        link = self.link.counts()
+        return msgspec.structs.replace(
+            self.cache.ledger(),
             requests=num_requests,
             senders=link.senders,
             receivers=link.receivers,
@@ -91,4 +99,4 @@ def build_workbench(config: WorkerConfig, model_digest: str) -> Workbench:
     )
     blocks = SequenceBlocks(RadixCache(num_blocks, block_size), block_size)
     link = KVLink(channels, engine.pool, engine.layout, config.transfer, config.network.run_dir, info)
-    return Workbench(config, info, engine, blocks, channels, link)
+    return Workbench(config, info, engine, blocks, channels, link, CacheReporter(blocks.cache, channels))

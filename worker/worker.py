@@ -8,17 +8,14 @@ import time
 
 from ..core.errors import ConfigurationError
 from ..core.messages import (
-    CacheSnapshot,
     CacheSnapshotQuery,
-    CacheUpdate,
     Drain,
-    Flushed,
     FlushCache,
+    Flushed,
     Goodbye,
     Hello,
     LedgerQuery,
     LedgerReport,
-    NodeRef,
     Refused,
     Status,
     WhoAreYou,
@@ -41,7 +38,6 @@ class Worker:
         self._bench = bench
         self._roles = roles
         self._membership = membership
-        self._cache_sequence = 0
         self._last_status: Status | None = None
         self._last_status_at = 0.0
         self._draining = False
@@ -59,9 +55,10 @@ class Worker:
             if self._draining:
                 self._drain_roles()
             now = time.monotonic()
-            busy = any([role.step(now) for role in self._roles])
+            steps = [role.step(now) for role in self._roles]
+            busy = any(steps)
             self._hand_on()
-            self.report_cache()
+            self._bench.reporter.report()
             self._report_status(force=not busy)
         self._bench.channels.broadcast_gateways(Goodbye())
 
@@ -84,20 +81,19 @@ class Worker:
 
     def _answer(self, incoming: Incoming) -> None:
         """What a gateway asks of the worker as a whole."""
-        channels = self._bench.channels
         match incoming.body:
             case Refused(reason=reason):
                 raise ConfigurationError(f"the gateway refused this worker: {reason}")
             case WhoAreYou():
-                channels.broadcast_gateways(Hello(self._bench.info))
+                self._bench.channels.broadcast_gateways(Hello(self._bench.info))
             case LedgerQuery(query_id=query_id):
-                channels.send(incoming.sender, LedgerReport(query_id, self._bench.ledger(self._num_requests)))
+                self._bench.reply(incoming.sender, LedgerReport(query_id, self._bench.ledger(self._num_requests)))
             case FlushCache(query_id=query_id):
                 num_blocks = self._bench.cache.flush()
-                self.report_cache()
-                channels.send(incoming.sender, Flushed(query_id, num_blocks))
+                self._bench.reporter.report()
+                self._bench.reply(incoming.sender, Flushed(query_id, num_blocks))
             case CacheSnapshotQuery():
-                self._send_snapshot(incoming.sender)
+                self._bench.reporter.send_snapshot(incoming.sender)
             case Drain():
                 self.stop()
 
@@ -116,7 +112,7 @@ class Worker:
             for role in self._roles:
                 role.gateway_lost(gateway)
         if changes.new_gateway is not None:
-            self._send_snapshot(changes.new_gateway)
+            self._bench.reporter.send_snapshot(changes.new_gateway)
             self._last_status = None
 
     # ---- hand on, report -------------------------------------------------------------------------------------
@@ -127,18 +123,6 @@ class Worker:
             for role in self._roles:
                 role.on_link_event(event, now)
         self._apply(self._membership.expire(now), now)
-
-    def report_cache(self) -> None:
-        """Tell every gateway what changed in the radix tree."""
-        events = self._bench.cache.drain_events()
-        if events:
-            self._cache_sequence += 1
-            self._bench.channels.broadcast_gateways(CacheUpdate(self._cache_sequence, events))
-
-    def _send_snapshot(self, gateway: NodeRef) -> None:
-        self.report_cache()
-        snapshot = CacheSnapshot(self._cache_sequence, list(self._bench.cache.snapshot()))
-        self._bench.channels.send(gateway, snapshot)
 
     def _report_status(self, *, force: bool) -> None:
         """The load, when it changed: at once when the worker falls idle, else at most every STATUS_INTERVAL_S."""
