@@ -75,7 +75,7 @@ class Workbench:
         )
 
 
-def build_workbench(config: WorkerConfig, model_digest: str) -> Workbench:
+def build_workbench(config: WorkerConfig) -> Workbench:
     """Load the model, allocate the pool, open the sockets. Raises ConfigurationError for what cannot be done."""
     engine = load_engine(config.engine)
     ref = NodeRef(config.worker_id, secrets.randbits(63))
@@ -87,13 +87,13 @@ def build_workbench(config: WorkerConfig, model_digest: str) -> Workbench:
         pid=os.getpid(),
         device=config.engine.device,
         model=config.served_model,
-        model_digest=model_digest,
+        model_digest=config.model_digest,
         wire_digest=engine.layout.wire_digest,
         host_digest=channels.host_digest,
         endpoints=channels.endpoints,
         block_size=block_size,
         num_blocks=num_blocks,
-        context_length=min(engine.model_config.max_position_embeddings, num_blocks * block_size),
+        context_length=config.context_length,
         max_running=config.scheduler.max_running,
         threads=config.engine.threads,
     )

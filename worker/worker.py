@@ -56,8 +56,8 @@ class Worker:
                 self._drain_roles()
             now = time.monotonic()
             steps = [role.step(now) for role in self._roles]
-            busy = any(steps)
-            self._hand_on()
+            moved = self._hand_on()
+            busy = moved or any(steps)
             self._bench.reporter.report()
             self._report_status(force=not busy)
         self._bench.channels.broadcast_gateways(Goodbye())
@@ -76,8 +76,9 @@ class Worker:
             for event in self._bench.link.handle(incoming, now):
                 for role in self._roles:
                     role.on_link_event(event, now)
-            for role in self._roles:
-                role.handle(incoming, now)
+            if self._membership.is_gateway(incoming.sender):
+                for role in self._roles:
+                    role.handle(incoming, now)
 
     def _answer(self, incoming: Incoming) -> None:
         """What a gateway asks of the worker as a whole."""
@@ -117,12 +118,15 @@ class Worker:
 
     # ---- hand on, report -------------------------------------------------------------------------------------
 
-    def _hand_on(self) -> None:
+    def _hand_on(self) -> bool:
+        """Move hand-overs along; True when one of them changed a request."""
         now = time.monotonic()
-        for event in self._bench.link.pump(now):
+        events = self._bench.link.pump(now)
+        for event in events:
             for role in self._roles:
                 role.on_link_event(event, now)
         self._apply(self._membership.expire(now), now)
+        return bool(events)
 
     def _report_status(self, *, force: bool) -> None:
         """The load, when it changed: at once when the worker falls idle, else at most every STATUS_INTERVAL_S."""

@@ -1,0 +1,41 @@
+"""Build a worker with its roles and run it: the one place that knows both prefill and decode."""
+
+import logging
+import signal
+
+from ..core.config import WorkerConfig
+from ..core.messages import Role
+from ..decode.role import DecodeRole
+from ..prefill.role import PrefillRole
+from ..transfer.channels import BeatThread
+from ..transfer.keys import ClusterKeys
+from ..worker.membership import Membership
+from ..worker.role import WorkerRole
+from ..worker.worker import Worker
+from ..worker.workbench import build_workbench
+
+logger = logging.getLogger(__name__)
+
+
+def run_worker(config: WorkerConfig) -> None:
+    """Load, join, serve until told to stop. Raises ConfigurationError for what cannot be done."""
+    bench = build_workbench(config)
+    membership = Membership()
+    roles: list[WorkerRole] = []
+    if Role.PREFILL in config.roles:
+        roles.append(PrefillRole(bench, membership))
+    if Role.DECODE in config.roles:
+        roles.append(DecodeRole(bench, membership))
+    worker = Worker(bench, membership, roles)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.stop())
+    keys = ClusterKeys.load(config.network.key_file)
+    beat = BeatThread(config.network, bench.info.ref, keys, lambda: bench.engine.runner.num_steps)
+    beat.start()
+    try:
+        logger.debug("ready: %d blocks of %d tokens", config.engine.num_blocks, config.engine.block_size)
+        worker.run()
+    finally:
+        beat.stop()
+        bench.link.close()
+        bench.channels.close()
