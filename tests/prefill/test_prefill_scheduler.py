@@ -1,0 +1,92 @@
+"""PrefillScheduler by literals: order, packing, budget."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.core.config import SchedulerConfig
+from baton.prefill.scheduler import PlannedChunk, PrefillScheduler
+
+
+def make(token_budget: int = 8, chunk_size: int = 8, max_running: int = 4, max_waiting: int = 4) -> PrefillScheduler:
+    return PrefillScheduler(SchedulerConfig(token_budget, chunk_size, max_running, max_waiting))
+
+
+def admit_all(scheduler: PrefillScheduler, lengths: dict[str, int]) -> None:
+    for request_id, length in lengths.items():
+        scheduler.add(request_id, length)
+    while (request_id := scheduler.next_waiting()) is not None:
+        scheduler.admit(request_id, lengths[request_id])
+
+
+def test_many_prompts_are_packed_into_one_step_in_order_of_arrival() -> None:
+    scheduler = make(token_budget=8)
+    admit_all(scheduler, {"a": 3, "b": 4, "c": 5})
+    assert scheduler.plan() == [PlannedChunk("a", 3), PlannedChunk("b", 4), PlannedChunk("c", 1)]
+
+
+def test_a_long_prompt_advances_by_chunks() -> None:
+    scheduler = make(token_budget=8, chunk_size=4)
+    admit_all(scheduler, {"long": 10, "short": 2})
+    [first, second] = scheduler.plan()
+    assert (first, second) == (PlannedChunk("long", 4), PlannedChunk("short", 2))
+    assert not scheduler.computed(first)
+    assert scheduler.computed(second)
+    assert scheduler.plan() == [PlannedChunk("long", 4)]
+
+
+def test_only_so_many_run_and_the_others_wait_their_turn() -> None:
+    scheduler = make(max_running=1)
+    admit_all(scheduler, {"a": 2, "b": 2})
+    assert scheduler.plan() == [PlannedChunk("a", 2)]
+    assert scheduler.next_waiting() is None
+    assert scheduler.computed(PlannedChunk("a", 2))
+    assert scheduler.next_waiting() == "b"
+
+
+def test_waiting_tokens_count_what_is_not_computed() -> None:
+    scheduler = make()
+    admit_all(scheduler, {"a": 5})
+    scheduler.add("b", 7)
+    assert scheduler.num_waiting_tokens == 12
+    scheduler.computed(PlannedChunk("a", 3))
+    assert scheduler.num_waiting_tokens == 9
+
+
+def test_the_queue_has_a_bound() -> None:
+    scheduler = make(max_waiting=1)
+    scheduler.add("a", 1)
+    assert scheduler.is_full
+
+
+def test_removing_works_in_any_phase() -> None:
+    scheduler = make(max_running=1)
+    admit_all(scheduler, {"running": 4, "waiting": 4})
+    for request_id in ("running", "waiting", "unknown"):
+        scheduler.remove(request_id)
+    assert (scheduler.num_running, scheduler.num_waiting, scheduler.num_waiting_tokens) == (0, 0, 0)
+    assert scheduler.next_waiting() is None
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 64])
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8), token_budget=st.integers(1, 24))
+def test_every_prompt_is_computed_exactly_once(chunk_size: int, lengths: list[int], token_budget: int) -> None:
+    scheduler = make(token_budget, chunk_size, max_running=3, max_waiting=100)
+    named = {f"r{i}": n for i, n in enumerate(lengths)}
+    computed = dict.fromkeys(named, 0)
+    for request_id, length in named.items():
+        scheduler.add(request_id, length)
+    done = []
+    while len(done) < len(named):
+        while (request_id := scheduler.next_waiting()) is not None:
+            scheduler.admit(request_id, named[request_id])
+        plan = scheduler.plan()
+        assert plan, "a scheduler with work always plans some"
+        assert sum(chunk.num_tokens for chunk in plan) <= token_budget
+        for chunk in plan:
+            assert 0 < chunk.num_tokens <= chunk_size
+            computed[chunk.request_id] += chunk.num_tokens
+            if scheduler.computed(chunk):
+                done.append(chunk.request_id)
+    assert computed == named
+    assert sorted(done) == sorted(named)

@@ -1,0 +1,163 @@
+"""SequenceBlocks: literals for each change of ownership, then random lives of many sequences against the ledger."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from baton.core.sequence import Sequence
+from baton.radix_cache.block_pool import BlockState
+from baton.radix_cache.cache import RadixCache
+from baton.worker.sequence_blocks import SequenceBlocks
+
+BLOCK_SIZE = 4
+
+
+def make(num_blocks: int = 8) -> SequenceBlocks:
+    return SequenceBlocks(RadixCache(num_blocks, BLOCK_SIZE), BLOCK_SIZE)
+
+
+def sequence(name: str, token_ids: list[int]) -> Sequence:
+    return Sequence(name, "n", token_ids, len(token_ids))
+
+
+def computed(blocks: SequenceBlocks, name: str, token_ids: list[int]) -> Sequence:
+    s = sequence(name, token_ids)
+    assert blocks.acquire(s, s.num_tokens, BlockState.PRIVATE)
+    s.advance_computed(s.num_uncomputed_tokens)
+    return s
+
+
+def test_a_released_sequence_leaves_its_full_blocks_as_cache() -> None:
+    blocks = make()
+    blocks.release(computed(blocks, "a", list(range(10))))
+    counts = blocks.cache.pool.counts()
+    assert (counts.cached, counts.free, counts.private) == (2, 6, 0)
+    assert len(blocks.cache.handles) == 0
+
+
+def test_a_second_sequence_shares_the_full_blocks_of_the_common_prefix() -> None:
+    blocks = make()
+    blocks.release(computed(blocks, "a", list(range(10))))
+    s = sequence("b", [*range(8), 99, 98])
+    assert blocks.acquire(s, 10, BlockState.PRIVATE)
+    assert s.num_computed_tokens == 8
+    assert len(s.block_table) == 3
+
+
+def test_a_fully_cached_prompt_leaves_a_token_to_compute() -> None:
+    blocks = make()
+    blocks.release(computed(blocks, "a", list(range(8))))
+    s = sequence("b", list(range(8)))
+    assert blocks.acquire(s, 9, BlockState.PRIVATE)
+    assert s.num_computed_tokens == 4
+
+
+def test_two_that_computed_the_same_end_with_the_same_blocks() -> None:
+    blocks = make()
+    first, second = computed(blocks, "a", list(range(9))), computed(blocks, "b", list(range(9)))
+    table = second.block_table
+    blocks.publish(first)
+    blocks.publish(second)
+    assert second.block_table[:2] == first.block_table[:2]
+    assert second.block_table is table, "a hand-over in progress reads the same list"
+    assert blocks.cache.pool.counts().private == 2, "one partial block each; the duplicates are free"
+
+
+def test_without_enough_blocks_nothing_is_held() -> None:
+    blocks = make(num_blocks=2)
+    s = sequence("a", list(range(9)))
+    assert not blocks.acquire(s, 9, BlockState.PRIVATE)
+    assert blocks.cache.ledger().idle
+
+
+def test_headroom_is_left_for_those_who_run() -> None:
+    blocks = make(num_blocks=3)
+    assert not blocks.acquire(sequence("a", list(range(8))), 8, BlockState.PRIVATE, headroom=2)
+    assert blocks.acquire(sequence("b", list(range(8))), 8, BlockState.PRIVATE, headroom=1)
+
+
+def test_growing_takes_a_block_at_the_border_only() -> None:
+    blocks = make(num_blocks=2)
+    s = computed(blocks, "a", [1, 2, 3])
+    assert blocks.missing_blocks(s, 4) == 0
+    assert blocks.grow(s, 4)
+    assert blocks.missing_blocks(s, 5) == 1
+    assert blocks.grow(s, 5)
+    assert not blocks.grow(s, 9)
+
+
+def test_reserved_blocks_become_private_when_the_hand_over_is_settled() -> None:
+    blocks = make()
+    s = sequence("a", list(range(6)))
+    assert blocks.acquire(s, 7, BlockState.RESERVED)
+    assert blocks.cache.pool.counts().reserved == 2
+    blocks.settle(s)
+    assert (blocks.cache.pool.counts().reserved, blocks.cache.pool.counts().private) == (0, 2)
+
+
+def test_an_aborted_hand_over_gives_its_reserved_blocks_back() -> None:
+    blocks = make()
+    s = sequence("a", list(range(6)))
+    assert blocks.acquire(s, 7, BlockState.RESERVED)
+    blocks.release(s)
+    assert blocks.cache.ledger().idle
+    assert blocks.cache.pool.counts().free == 8
+
+
+class Lives(RuleBasedStateMachine):
+    """Sequences over a tiny alphabet (so that prefixes collide) come, grow, publish and go in any order."""
+
+    @initialize(num_blocks=st.integers(4, 12))
+    def start(self, num_blocks: int) -> None:
+        self.blocks = make(num_blocks)
+        self.live: list[Sequence] = []
+        self.count = 0
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14))
+    def come(self, tokens: list[int]) -> None:
+        self.count += 1
+        s = sequence(f"s{self.count}", tokens)
+        if self.blocks.acquire(s, s.num_tokens, BlockState.PRIVATE):
+            s.advance_computed(s.num_uncomputed_tokens)
+            self.live.append(s)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def step(self, data: st.DataObject, token: int) -> None:
+        s = data.draw(st.sampled_from(self.live))
+        if self.blocks.grow(s, s.num_tokens + 1):
+            s.append(token)
+            s.advance_computed(1)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        self.blocks.publish(data.draw(st.sampled_from(self.live)))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), keep=st.booleans())
+    def go(self, data: st.DataObject, keep: bool) -> None:
+        s = data.draw(st.sampled_from(self.live))
+        self.live.remove(s)
+        self.blocks.release(s, keep=keep)
+
+    @invariant()
+    def tables_are_large_enough_and_own_blocks_are_nobody_elses(self) -> None:
+        if not hasattr(self, "blocks"):
+            return
+        self.blocks.cache.check_integrity()
+        pool = self.blocks.cache.pool
+        private = [b for s in self.live for b in s.block_table if pool.state(b) is BlockState.PRIVATE]
+        assert len(private) == len(set(private)) == pool.counts().private
+        for s in self.live:
+            assert len(s.block_table) * BLOCK_SIZE >= s.num_computed_tokens
+
+    def teardown(self) -> None:
+        if hasattr(self, "blocks"):
+            for s in self.live:
+                self.blocks.release(s)
+            assert self.blocks.cache.ledger().idle
+
+
+Lives.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLives = Lives.TestCase
