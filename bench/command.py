@@ -77,7 +77,10 @@ async def _run_until_interrupted(config: BenchConfig) -> Report:
         stop.set()
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
-    return await run(config, progress_for(sys.stderr), stop)
+    try:
+        return await run(config, progress_for(sys.stderr), stop)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def _exit_code(report: Report) -> int:

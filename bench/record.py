@@ -5,6 +5,7 @@ All times are seconds of one monotonic clock, counted from the start of the load
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -49,7 +50,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     @property
     def itls_s(self) -> list[float]:
         """The gaps between chunks: a chunk of several tokens is one arrival."""
-        return [later - sooner for sooner, later in zip(self.chunk_times_s, self.chunk_times_s[1:], strict=False)]
+        return [later - sooner for sooner, later in pairwise(self.chunk_times_s)]
 
 
 def failure_counts(records: Sequence[RequestRecord]) -> dict[str, int]:
