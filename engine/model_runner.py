@@ -26,9 +26,7 @@ class ModelRunner:
         asked for theirs.
         """
         layers = self._pool.layers
-        plan = plan_attention(
-            layers[0], batch.slot_mapping, batch.cu_seqlens, batch.context_lens, batch.block_tables
-        )
+        plan = plan_attention(layers[0], batch.slot_mapping, batch.cu_seqlens, batch.context_lens, batch.block_tables)
         hidden = self._model.forward(batch.input_ids, batch.positions, plan, layers, batch.output_rows)
         self.num_tokens_computed += batch.num_tokens
         self.num_steps += 1

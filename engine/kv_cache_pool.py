@@ -1,0 +1,81 @@
+"""KVCachePool: the memory of the KV cache, and the copies between its blocks and contiguous pieces."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.errors import LocalProtocolError
+from ..core.layout import BlockLayout
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class KVCachePool:
+    """`[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`: a block is one contiguous piece of memory.
+
+    A *piece* is `[num_layers, 2, num_kv_heads, num_tokens, head_dim]`, contiguous: it does not depend on block sizes,
+    so a sender's and a receiver's may differ. Who owns which block is not known here.
+    """
+
+    def __init__(self, layout: BlockLayout, num_blocks: int, device: torch.device | str = "cpu"):
+        self.layout = layout
+        self.num_blocks = num_blocks
+        # Zeros come as untouched pages, so a large pool costs memory only as it fills.
+        self._blocks = torch.zeros(
+            (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim),
+            dtype=_DTYPES[layout.dtype],
+            device=device,
+        )
+        self.layers = tuple(self.layer(i) for i in range(layout.num_layers))
+
+    def layer(self, index: int) -> Tensor:
+        """The view `[num_blocks, 2, num_kv_heads, block_size, head_dim]` of one layer, with the pool's strides."""
+        return self._blocks[:, index]
+
+    def gather(self, block_table: Sequence[int], start: int, stop: int, out: memoryview | Tensor) -> int:
+        """Copy the tokens `start` to `stop` of a sequence into `out` as one piece; returns the bytes written.
+
+        `out` is a writable buffer of bytes (memoryview, or a uint8 tensor) with room for the piece.
+        """
+        piece = self._piece(out, stop - start)
+        for block, span, part in self._spans(block_table, start, stop):
+            piece[:, part].copy_(block[:, span])
+        return piece.nbytes
+
+    def scatter(self, block_table: Sequence[int], start: int, stop: int, piece: memoryview | Tensor) -> None:
+        """Copy a piece into the slots of the tokens `start` to `stop` of a sequence; no other slot is touched."""
+        source = self._piece(piece, stop - start)
+        for block, span, part in self._spans(block_table, start, stop):
+            block[:, span].copy_(source[:, part])
+
+    def piece_bytes(self, num_tokens: int) -> int:
+        return num_tokens * self.layout.bytes_per_token
+
+    def _piece(self, buffer: memoryview | Tensor, num_tokens: int) -> Tensor:
+        """The start of a byte buffer as `[num_layers * 2 * num_kv_heads, num_tokens, head_dim]`, without a copy."""
+        size = self.piece_bytes(num_tokens)
+        if num_tokens < 1 or buffer.nbytes < size:
+            raise LocalProtocolError(f"{num_tokens} tokens take {size} bytes, the buffer has {buffer.nbytes}")
+        data = buffer if isinstance(buffer, Tensor) else _as_tensor(buffer)
+        return data[:size].view(self._blocks.dtype).view(-1, num_tokens, self.layout.head_dim)
+
+    def _spans(self, block_table: Sequence[int], start: int, stop: int) -> Iterator[tuple[Tensor, slice, slice]]:
+        """Yield, block by block: its heads `[rows, block_size, head_dim]`, its slots, and the tokens of the piece."""
+        size = self.layout.block_size
+        if start < 0 or stop > len(block_table) * size:
+            raise LocalProtocolError(f"tokens {start} to {stop} are not in {len(block_table)} blocks of {size}")
+        heads = self._blocks.flatten(1, 3)
+        for first in range(start - start % size, stop, size):
+            begin, end = max(start, first), min(stop, first + size)
+            block = heads[block_table[first // size]]
+            yield block, slice(begin - first, end - first), slice(begin - start, end - start)
+
+
+def _as_tensor(buffer: memoryview) -> Tensor:
+    if not buffer.readonly:
+        return torch.frombuffer(buffer, dtype=torch.uint8)
+    with warnings.catch_warnings():  # torch warns that it cannot mark the tensor read-only; nobody writes to it
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.frombuffer(buffer, dtype=torch.uint8)

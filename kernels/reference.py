@@ -1,0 +1,64 @@
+"""The definition of every op, written to be read: plain torch, no reuse of memory, loops where they are clearer.
+
+The ops that run are checked against these. Shapes: H query heads, KVH key/value heads (H is a multiple of KVH; query
+head h reads key head h // (H // KVH)), D head_dim; `kv_layer` is `[num_blocks, 2, KVH, block_size, D]`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x / sqrt(mean(x²) + eps) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `x` `[num_tokens, heads, D]` by `cos`, `sin` `[num_tokens, D / 2]` (Su et al., 2021).
+
+    Element i of the first half pairs with element i of the second half, as Hugging Face stores the weights.
+    """
+    first, second = x.chunk(2, -1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up`; `gate_up` is `[num_tokens, 2 * intermediate_size]`, gate first."""
+    gate, up = gate_up.chunk(2, -1)
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def store_kv(kv_layer: Tensor, key_value: Tensor, slot_mapping: Sequence[int]) -> None:
+    """Write `key_value` `[num_tokens, 2, KVH, D]` into the token slots `block_id * block_size + offset`."""
+    block_size = kv_layer.shape[3]
+    for token, slot in enumerate(slot_mapping):
+        kv_layer[slot // block_size, :, :, slot % block_size] = key_value[token]
+
+
+def paged_attention(
+    query: Tensor,
+    kv_layer: Tensor,
+    cu_seqlens: Sequence[int],
+    context_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+) -> Tensor:
+    """Causal attention of each query token over its own sequence; returns `[num_tokens, H, D]`.
+
+    `query` is `[num_tokens, H, D]`; sequence s owns the tokens `cu_seqlens[s]` to `cu_seqlens[s + 1]`, which are the
+    last ones of its `context_lens[s]` tokens. All keys and values are in the cache already.
+    """
+    block_size, group = kv_layer.shape[3], query.shape[1] // kv_layer.shape[2]
+    out = torch.empty_like(query)
+    for s, table in enumerate(block_tables):
+        first, last = cu_seqlens[s], cu_seqlens[s + 1]
+        for token in range(first, last):
+            visible = context_lens[s] - (last - 1 - token)
+            slots = [(table[t // block_size], t % block_size) for t in range(visible)]
+            kv = torch.stack([kv_layer[block, :, :, offset] for block, offset in slots], 2)
+            key, value = kv.repeat_interleave(group, 1)  # each [H, visible, D]
+            scores = (key * query[token].unsqueeze(1)).sum(-1) * query.shape[2] ** -0.5
+            out[token] = (scores.softmax(-1).unsqueeze(-1) * value).sum(1)
+    return out

@@ -1,0 +1,102 @@
+"""Weights from safetensors files, memory-mapped: opening costs milliseconds and processes share the page cache.
+
+Only safetensors: `.bin` and `.pt` files are pickles, which run code when they are loaded.
+"""
+
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..core.errors import ConfigurationError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class _ShardIndex(msgspec.Struct):
+    weight_map: dict[str, str]  # tensor name |-> file name
+
+
+class WeightReader:
+    """Hands out each tensor of a model folder once, checks its shape, and at the end names what was left.
+
+    Use it as a context manager; tensors stay valid afterwards. Raises ConfigurationError for missing files, missing,
+    misshapen or unexpected tensors.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._file_of: dict[str, str] = {}  # tensor name |-> file name
+        self._open: dict[str, safe_open] = {}
+        for file in self._file_names():
+            self._open[file] = self._open_file(folder / file)
+            names = self._open[file].keys()  # type: ignore[no-untyped-call] # safetensors is not annotated
+            self._file_of.update(dict.fromkeys(names, file))
+        self._left = set(self._file_of)
+
+    def __enter__(self) -> "WeightReader":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._open.clear()
+        if error is None and self._left:
+            raise ConfigurationError(
+                f"{self._folder}: the weights hold tensors that this model does not use: {_some(self._left)}. "
+                "Running without them would give wrong tokens; check that config.json belongs to these weights."
+            )
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`, which must have this shape, in the dtype of the file."""
+        if name not in self._file_of:
+            raise ConfigurationError(
+                f"{self._folder}: the weights lack the tensor {name}. The download may be incomplete, or config.json "
+                "may belong to another model."
+            )
+        file = self._open[self._file_of[name]]
+        tensor: Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
+        if tuple(tensor.shape) != shape:
+            raise ConfigurationError(
+                f"{self._folder}: the tensor {name} has shape {list(tensor.shape)}, config.json asks for "
+                f"{list(shape)}. Check that config.json belongs to these weights."
+            )
+        self._left.discard(name)
+        return tensor
+
+    def ignore(self, suffix: str) -> None:
+        """Accept tensors whose name ends so without reading them."""
+        self._left = {name for name in self._left if not name.endswith(suffix)}
+
+    def _file_names(self) -> list[str]:
+        index = self._folder / INDEX_FILE
+        if index.is_file():
+            try:
+                weight_map = msgspec.json.decode(index.read_bytes(), type=_ShardIndex).weight_map
+            except msgspec.MsgspecError as error:
+                raise ConfigurationError(f"{index} cannot be read: {error}. Download the model again.") from error
+            files = sorted(set(weight_map.values()))
+            for file in files:
+                if Path(file).name != file:
+                    raise ConfigurationError(f"{index} names a file outside its folder: {file}. It is not trusted.")
+            return files
+        if (self._folder / SINGLE_FILE).is_file():
+            return [SINGLE_FILE]
+        pickles = [path.name for path in self._folder.glob("*") if path.suffix in (".bin", ".pt", ".pth")]
+        hint = f" {_some(set(pickles))} would run code when loaded and is refused." if pickles else ""
+        raise ConfigurationError(
+            f"{self._folder} has no {SINGLE_FILE} and no {INDEX_FILE}.{hint} Use a model in safetensors format."
+        )
+
+    @staticmethod
+    def _open_file(path: Path) -> safe_open:
+        try:
+            return safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}. Download the model again.") from error
+
+
+def _some(names: set[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
