@@ -44,6 +44,10 @@ def greedy(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[dict
     return rows
 
 
+def default_model_folder() -> Path:
+    return resolve_model(None, default_cache_dir(), default_progress()).folder
+
+
 def smollm2_prompts(folder: Path) -> list[list[int]]:
     """Token ids of the texts: chats through the template, the long ones as they are."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -78,8 +82,7 @@ def main() -> None:
             rows = greedy(write_tiny_model(Path(folder) / "tiny-llama"), tiny_prompts(), 16)
         (DATA / "oracle_tiny.json").write_text(json.dumps(rows))
     if only != "tiny":
-        source = resolve_model(None, default_cache_dir(), default_progress())
-        rows = greedy(source.folder, smollm2_prompts(source.folder), 64)
+        rows = greedy(default_model_folder(), smollm2_prompts(default_model_folder()), 64)
         (DATA / "oracle_smollm2.json").write_text(json.dumps(rows))
 
 

@@ -1,0 +1,37 @@
+"""Fixtures of the end-to-end tests: real servers, and the oracle script as a module."""
+
+import importlib.util
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def serving() -> ModuleType:
+    return _load(TESTS / "serving.py")
+
+
+@pytest.fixture(scope="session")
+def serve(serving: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager]:
+    """`with serve(model, *flags) as server`: see tests/serving.py."""
+    return partial(serving.serve, tmp_path_factory.mktemp("serve"))
+
+
+@pytest.fixture(scope="session")
+def make_oracle() -> ModuleType:
+    return _load(TESTS.parent / "scripts" / "make_oracle.py")
