@@ -161,7 +161,7 @@ class DecodeRole:
         if reason is not None:
             self._end(sequence.request_id)
             self._bench.reporter.report()  # before the client can come back with its next turn
-        self._bench.reply(entry.gateway, chunk)
+        self._bench.tell(entry.gateway, chunk)
 
     # ---- blocks ------------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class DecodeRole:
     def _accept(self, message: GenerateRequest, gateway: NodeRef) -> None:
         request = message.request
         if refusal := self._why_not(request):
-            self._bench.reply(gateway, RequestFailed(request.request_id, *refusal))
+            self._bench.tell(gateway, RequestFailed(request.request_id, *refusal))
             return
         token_ids = request.prompt_token_ids + request.output_token_ids
         sequence = Sequence(request.request_id, request.namespace, token_ids, request.num_prompt_tokens)

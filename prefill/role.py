@@ -132,7 +132,7 @@ class PrefillRole:
         if reason := self._why_not(request):
             logger.debug("refused %s: %s", request.request_id, reason)
             if self._membership.knows(request.decode):
-                self._bench.channels.send(request.decode, KVAbort(request.request_id, reason))
+                self._bench.tell(request.decode, KVAbort(request.request_id, reason))
             return
         sequence = Sequence(request.request_id, request.namespace, request.token_ids, len(request.token_ids))
         timeline = Timeline().stamped(Station.PREFILL_ARRIVED)

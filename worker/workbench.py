@@ -36,12 +36,12 @@ class Workbench:
     def cache(self) -> RadixCache:
         return self.blocks.cache
 
-    def reply(self, gateway: NodeRef, body: Message) -> None:
-        """Send to a gateway. One that cannot be reached is found out by its silence; its requests are dropped then."""
+    def tell(self, node: NodeRef, body: Message) -> None:
+        """Send. A node that cannot be reached is found out by its silence; what hangs on it is dropped then."""
         try:
-            self.channels.send(gateway, body)
+            self.channels.send(node, body)
         except PeerUnreachable as error:
-            logger.debug("a message to %s was not sent: %s", gateway.node_id, error)
+            logger.debug("a message to %s was not sent: %s", node.node_id, error)
 
     def ledger(self, num_requests: int) -> Ledger:
         """Who owns the blocks of this worker right now."""

@@ -88,11 +88,11 @@ class Worker:
             case WhoAreYou():
                 self._bench.channels.broadcast_gateways(Hello(self._bench.info))
             case LedgerQuery(query_id=query_id):
-                self._bench.reply(incoming.sender, LedgerReport(query_id, self._bench.ledger(self._num_requests)))
+                self._bench.tell(incoming.sender, LedgerReport(query_id, self._bench.ledger(self._num_requests)))
             case FlushCache(query_id=query_id):
                 num_blocks = self._bench.cache.flush()
                 self._bench.reporter.report()
-                self._bench.reply(incoming.sender, Flushed(query_id, num_blocks))
+                self._bench.tell(incoming.sender, Flushed(query_id, num_blocks))
             case CacheSnapshotQuery():
                 self._bench.reporter.send_snapshot(incoming.sender)
             case Drain():
