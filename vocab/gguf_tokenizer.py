@@ -33,9 +33,15 @@ def build_tokenizer(metadata: dict[str, Any]) -> str:
             "Use the model's Hugging Face folder with tokenizer.json instead."
         )
     tokens: list[str] = metadata["tokens"]
-    merges = [_split_merge(merge) for merge in metadata["merges"]]
-    pre_tokenizer, ignore_merges = _pre_tokenizer(metadata.get("pre", "gpt-2"))
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    merges = [_split_merge(merge) for merge in metadata["merges"]]
+    made = {piece for left, right in merges for piece in (left, right, left + right)}
+    if len(vocabulary) < len(tokens) or not made <= vocabulary.keys():
+        raise ConfigurationError(
+            "The vocabulary of this GGUF file contradicts itself (a token twice, or a merge of unknown tokens). "
+            "Use another file of this model."
+        )
+    pre_tokenizer, ignore_merges = _pre_tokenizer(metadata.get("pre", "gpt-2"))
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=ignore_merges))
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
@@ -47,11 +53,6 @@ def build_tokenizer(metadata: dict[str, Any]) -> str:
             [AddedToken(token, special=special, normalized=False)]
         )
     tokenizer.post_processor = _post_processor(metadata, tokens)
-    if tokenizer.get_vocab_size() != len(tokens):
-        raise ConfigurationError(
-            f"The vocabulary of this GGUF file names {len(tokens)} tokens, of which only "
-            f"{tokenizer.get_vocab_size()} differ. Use another file of this model."
-        )
     return tokenizer.to_str(pretty=False)
 
 

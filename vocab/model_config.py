@@ -130,7 +130,7 @@ def _refuse_unknown_features(reader: "_Reader", family: str) -> None:
     if family == "mistral" and not reader.has("sliding_window"):
         reader.refuse("sliding_window", "absent means a window of 4096 in this family, which is not supported")
     layer_types = reader.get("layer_types", [])
-    if any(layer_type != "full_attention" for layer_type in layer_types):
+    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
         reader.refuse("layer_types", "only full_attention is supported")
 
 
