@@ -10,7 +10,7 @@ Who says what to whom:
                         Flushed
     gateway -> worker   Welcome Refused WhoAreYou Beat PeerJoined PeerLeft  GenerateRequest PrefillRequest AbortRequest
                         CacheSnapshotQuery LedgerQuery FlushCache Drain
-    worker -> worker    RingOffer KVGrant KVPiece KVCredit KVProgress KVCommit KVAbort
+    worker -> worker    RingOffer RingGone KVGrant KVPiece KVCredit KVProgress KVCommit KVAbort
 """
 
 from enum import StrEnum
@@ -263,6 +263,12 @@ class RingOffer(_Wire, frozen=True):
     slot_bytes: int
 
 
+class RingGone(_Wire, frozen=True):
+    """The sender gave the ring up (it cannot attach, or a credit is missing for too long): the next offer is a new one."""
+
+    ring_id: int
+
+
 class KVGrant(_Wire, frozen=True):
     """The receiver has blocks for the prompt and lacks the tokens from `first_missing_token` on."""
 
@@ -345,6 +351,7 @@ Message = (
     | FlushCache
     | Flushed
     | RingOffer
+    | RingGone
     | KVGrant
     | KVPiece
     | KVCredit
