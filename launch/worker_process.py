@@ -11,8 +11,8 @@ from ..transfer.channels import BeatThread
 from ..transfer.keys import ClusterKeys
 from ..worker.membership import Membership
 from ..worker.role import WorkerRole
-from ..worker.worker import Worker
 from ..worker.workbench import build_workbench
+from ..worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,83 @@
+"""A process of the cluster: `python -P -m baton.launch.child gateway|worker FD`.
+
+FD is the read end of a pipe: one line of msgspec JSON, the frozen config, and then nothing. The pipe stays open as
+long as whoever started this process lives; when it closes, this process ends at once, whatever it is doing. Exit
+codes: 0 drained, 1 a crash, 2 a configuration that cannot work (not worth a restart), 3 the launcher is gone.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+
+import msgspec
+
+from ..core.config import GatewayConfig, WorkerConfig
+from ..core.errors import BatonError
+
+EXIT_OK, EXIT_CRASHED, EXIT_CONFIGURATION, EXIT_ORPHANED = 0, 1, 2, 3
+KINDS = ("gateway", "worker")
+MAX_CONFIG_BYTES = 64 * 1024  # what a pipe holds, so that writing it never waits for the reader
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    """Read the config, watch the pipe, build the process and run it until it has drained."""
+    kind, descriptor = arguments[0], int(arguments[1])
+    config = read_config(kind, descriptor)
+    threading.Thread(target=_end_with_the_launcher, args=(descriptor,), name="launcher-watch", daemon=True).start()
+    set_up_logging(config.log_level)
+    try:
+        run(config)
+    except BatonError as error:
+        if config.debug:
+            raise
+        logger.error("%s", error)
+        return EXIT_CONFIGURATION
+    return EXIT_OK
+
+
+def read_config(kind: str, descriptor: int) -> GatewayConfig | WorkerConfig:
+    """The first line of the pipe."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(descriptor, MAX_CONFIG_BYTES)
+        if not part:
+            os._exit(EXIT_ORPHANED)
+        line += part
+    if kind == "gateway":
+        return msgspec.json.decode(line, type=GatewayConfig)
+    return msgspec.json.decode(line, type=WorkerConfig)
+
+
+def run(config: GatewayConfig | WorkerConfig) -> None:
+    """Imports come here, late: the gateway must never load torch, a worker no HTTP server."""
+    if isinstance(config, GatewayConfig):
+        from ..gateway.app import run_gateway
+
+        run_gateway(config)
+    else:
+        from .worker_process import run_worker
+
+        run_worker(config)
+
+
+def set_up_logging(level: str) -> None:
+    """One line an event on stderr: time, level, text. Prompts are never logged."""
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
+
+
+def _end_with_the_launcher(descriptor: int) -> None:
+    """Runs in its own thread, so that a long forward pass does not delay the end; nothing may outlive the launcher."""
+    with contextlib.suppress(OSError):  # a broken descriptor says the same as a closed pipe
+        while os.read(descriptor, 1):
+            pass
+    os._exit(EXIT_ORPHANED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

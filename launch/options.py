@@ -1,0 +1,159 @@
+"""What the user asked for on the command line, before "auto" is resolved. None means auto."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from ..core.errors import ConfigurationError
+from ..core.layout import BLOCK_SIZES
+from .sizes import parse_size
+
+DTYPES = ("auto", "float16", "float32")
+TRANSPORTS = ("auto", "shared_memory", "tcp")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """Flags that every command with a worker takes, as typed."""
+
+    device: str = "auto"
+    "Where the model runs: auto or cpu."
+
+    dtype: str = "auto"
+    "Weights: auto, float16 or float32 (exact, slower)."
+
+    block_size: int = 16
+    "Tokens in a KV-cache block: a power of two up to 128."
+
+    kv_memory: str = "auto"
+    "KV cache of each worker, for example 2G."
+
+    threads: str = "auto"
+    "Compute threads of each worker; auto shares the cores out."
+
+    context_length: Annotated[str, Parameter(alias="--max-model-len")] = "auto"
+    "Tokens a request may have, prompt and answer together."
+
+    max_running: str = "auto"
+    "Requests one worker runs at a time."
+
+    token_budget: str = "auto"
+    "Tokens one step of a worker computes at most."
+
+    transport: str = "auto"
+    "How KV travels between workers: auto, shared_memory or tcp."
+
+
+@dataclass(frozen=True)
+class GatewayFlags:
+    """Flags of the commands that start a gateway, as typed."""
+
+    host: str = "127.0.0.1"
+    "Address to listen on; there is no authentication yet, so think before you choose another."
+
+    port: int = 8000
+    "Port to listen on; 0 takes any free one and prints it."
+
+    served_model_name: str | None = None
+    "Model name clients see, instead of the model's own."
+
+    join_address: str = "127.0.0.1:0"
+    "HOST:PORT at which workers of other hosts join."
+
+
+@dataclass(frozen=True)
+class CommonFlags:
+    """Flags of every command that starts processes."""
+
+    log_level: str = "info"
+    "debug, info, warning or error."
+
+    debug: Annotated[bool, Parameter(negative="")] = False
+    "Show tracebacks."
+
+
+class EngineOptions(msgspec.Struct, frozen=True):
+    """One worker's engine and batch limits; the same for all workers of one launcher."""
+
+    device: str
+    dtype: str
+    block_size: int
+    kv_memory: int | None  # bytes of KV cache a worker
+    threads: int | None
+    context_length: int | None
+    max_running: int | None
+    token_budget: int | None
+    transport: str
+
+
+class HostPort(msgspec.Struct, frozen=True):
+    """A TCP address; port 0 asks for any free one."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    @property
+    def text(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_engine_options(flags: EngineFlags) -> EngineOptions:
+    """Check the flags one by one. Raises ConfigurationError naming the first one that cannot be."""
+    require_choice("--device", flags.device, DEVICES)
+    if flags.device == "cuda":
+        raise ConfigurationError(
+            "--device cuda: this version computes on the CPU only; the GPU kernels come later. Use --device cpu."
+        )
+    require_choice("--dtype", flags.dtype, DTYPES)
+    require_choice("--transport", flags.transport, TRANSPORTS)
+    if flags.block_size not in BLOCK_SIZES:
+        sizes = ", ".join(map(str, BLOCK_SIZES))
+        raise ConfigurationError(
+            f"--block-size {flags.block_size} is not a power of two up to 128. Use one of {sizes}."
+        )
+    return EngineOptions(
+        device="cpu",
+        dtype=flags.dtype,
+        block_size=flags.block_size,
+        kv_memory=None if flags.kv_memory == "auto" else parse_size(flags.kv_memory, "--kv-memory"),
+        threads=_count("--threads", flags.threads),
+        context_length=_count("--context-length", flags.context_length),
+        max_running=_count("--max-running", flags.max_running),
+        token_budget=_count("--token-budget", flags.token_budget),
+        transport=flags.transport,
+    )
+
+
+def require_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigurationError(f"{option} {value!r} is not known. Use one of {', '.join(choices)}.")
+
+
+def require_port(option: str, port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise ConfigurationError(f"{option} {port} is not a port. Use 1 to 65535, or 0 for any free one.")
+
+
+def parse_host_port(option: str, text: str) -> HostPort:
+    """`127.0.0.1:8001`, `[::1]:8001`, with or without `tcp://`. Raises ConfigurationError naming `option`."""
+    host, separator, port = text.removeprefix("tcp://").rpartition(":")
+    if not separator or not host or not port.isdigit():
+        raise ConfigurationError(f"{option} {text!r} is not an address. Write HOST:PORT, for example 127.0.0.1:8001.")
+    require_port(option, int(port))
+    return HostPort(host.strip("[]"), int(port))
+
+
+def _count(option: str, text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigurationError(f"{option} {text!r} is not a positive whole number. Give one, or auto.")
+    return int(text)

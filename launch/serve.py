@@ -1,0 +1,198 @@
+"""`baton serve` and `baton gateway`: resolve everything, start the processes, say when the server is ready."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from ..core.config import GatewayConfig, TransferConfig, WorkerConfig
+from ..core.errors import BatonError, ConfigurationError
+from ..transfer.keys import ClusterKeys
+from ..vocab.progress import default_progress
+from ..vocab.source import default_cache_dir, resolve_model
+from .child_process import ChildSpec
+from .machine import describe_machine
+from .model_facts import ModelFacts, read_model_facts
+from .network import claim_port, http_get
+from .options import (
+    LOG_LEVELS,
+    CommonFlags,
+    EngineFlags,
+    GatewayFlags,
+    HostPort,
+    parse_engine_options,
+    parse_host_port,
+    require_choice,
+    require_port,
+)
+from .resolve import resolve_engine
+from .run_dir import run_directory
+from .start_table import TableRow, curl_line, join_line, url_of, write_start_table
+from .supervisor import Supervisor
+from .topology import Cluster, gateway_config, local_worker_configs, require_topology
+
+READY_TIMEOUT_S = 600.0
+PATIENCE_S = 10.0  # a line about what is missing this often
+POLL_INTERVAL_S = 0.05
+PROBE_TIMEOUT_S = 2.0
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Everything that is decided before the first process starts."""
+
+    cluster: Cluster
+    specs: tuple[ChildSpec, ...]
+    model_argument: str | None
+    ready_path: str  # answers 200 when the start table may be shown
+    ready_timeout_s: float
+
+
+def serve(
+    model: str | None, prefill: int, decode: int, engine: EngineFlags, gateway: GatewayFlags, common: CommonFlags
+) -> None:
+    """Run a whole server on this machine until a signal ends it. Raises BatonError when it cannot go on."""
+    require_topology(prefill, decode)
+    require_choice("--log-level", common.log_level, LOG_LEVELS)
+    http, join = claim_addresses(gateway)
+    options = parse_engine_options(engine)
+    facts = find_model(model)
+    resolved = resolve_engine(options, describe_machine(), facts, prefill + decode)
+    for line in resolved.explanation:
+        write_line(line)
+    ring_bytes = 0 if options.transport == "tcp" else prefill * decode * ring_size()
+    with run_directory(ring_bytes) as run_dir:
+        key_file = run_dir / "cluster.key"
+        ClusterKeys.create(key_file)
+        cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
+        workers = local_worker_configs(cluster, facts, resolved, prefill, decode)
+        specs = (
+            ChildSpec("gateway", "gateway", gateway_config(cluster, facts, resolved, prefill, decode), None),
+            *(ChildSpec(config.worker_id, "worker", config, config.engine.threads) for config in workers),
+        )
+        run_plan(Plan(cluster, specs, model, "/ready", READY_TIMEOUT_S))
+
+
+def serve_gateway(
+    model: str | None, key_file: Path | None, engine: EngineFlags, gateway: GatewayFlags, common: CommonFlags
+) -> None:
+    """Run a gateway alone; workers join it. The key file is made when there is none."""
+    require_choice("--log-level", common.log_level, LOG_LEVELS)
+    http, join = claim_addresses(gateway)
+    options = parse_engine_options(engine)
+    facts = find_model(model)
+    resolved = resolve_engine(options, describe_machine(), facts, 1)
+    with run_directory(0) as run_dir:
+        key_file = key_file or run_dir / "cluster.key"
+        if not key_file.exists():
+            ClusterKeys.create(key_file)
+        cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
+        config = gateway_config(cluster, facts, resolved, 0, 1)
+        # Its readiness is up to workers that others start, so the table appears when it answers at all.
+        run_plan(Plan(cluster, (ChildSpec("gateway", "gateway", config, None),), model, "/health", READY_TIMEOUT_S))
+
+
+def find_model(model: str | None) -> ModelFacts:
+    source = resolve_model(model, default_cache_dir(), default_progress())
+    facts = read_model_facts(source.name, source.folder, source.quantisation_note)
+    note = f" ({facts.note})" if facts.note else ""
+    write_line(f"model: {facts.name}{note}, {facts.num_parameters / 1e6:,.0f} million weights")
+    return facts
+
+
+def claim_addresses(gateway: GatewayFlags) -> tuple[HostPort, HostPort]:
+    """Where HTTP clients and where workers connect, with real ports."""
+    require_port("--port", gateway.port)
+    join = parse_host_port("--join-address", gateway.join_address)
+    if join.host in ("0.0.0.0", "::"):
+        raise ConfigurationError(
+            f"--join-address {gateway.join_address}: joining workers are told this address, so it must be one that "
+            "they can reach. Name the address of this machine."
+        )
+    return claim_port("--port", HostPort(gateway.host, gateway.port)), claim_port("--join-address", join)
+
+
+def make_cluster(
+    run_dir: Path, key_file: Path, http: HostPort, join: HostPort, served_model: str, common: CommonFlags
+) -> Cluster:
+    return Cluster(
+        run_dir=str(run_dir),
+        key_file=str(key_file.absolute()),
+        http=http,
+        join=join,
+        served_model=served_model,
+        log_level="debug" if common.debug else common.log_level,
+        debug=common.debug,
+    )
+
+
+def ring_size() -> int:
+    """Bytes of shared memory of one (sender, receiver) pair."""
+    transfer = TransferConfig()
+    return transfer.ring_slots * transfer.slot_bytes
+
+
+def run_plan(plan: Plan) -> None:
+    asyncio.run(_run(plan))
+
+
+async def _run(plan: Plan) -> None:
+    supervisor = Supervisor(plan.specs, write_line)
+
+    async def announce() -> None:
+        await wait_ready(plan)
+        write_start_table(table_rows(plan, supervisor.pids), hints(plan), sys.stdout)
+
+    await supervisor.run(announce)
+
+
+async def wait_ready(plan: Plan) -> None:
+    """Poll the gateway; say every PATIENCE_S what it waits for. Raises BatonError after the plan's bound."""
+    started = time.monotonic()
+    next_word = started + PATIENCE_S
+    while True:
+        try:
+            status, body = await http_get(plan.cluster.http, plan.ready_path, PROBE_TIMEOUT_S)
+        except (OSError, TimeoutError):
+            status, body = 0, "the gateway does not answer yet"
+        if status == 200:
+            return
+        now = time.monotonic()
+        if now - started > plan.ready_timeout_s:
+            raise BatonError(f"not ready after {plan.ready_timeout_s:.0f} s: {body[:300]}. Try --log-level debug.")
+        if now >= next_word:
+            write_line(f"still starting after {now - started:.0f} s: {body[:300]}")
+            next_word = now + PATIENCE_S
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+def table_rows(plan: Plan, pids: dict[str, int]) -> list[TableRow]:
+    num_prefill = sum(spec.name.startswith("prefill") for spec in plan.specs)
+    rows = []
+    for spec in plan.specs:
+        pid = pids.get(spec.name, 0)
+        match spec.config:
+            case GatewayConfig():
+                rows.append(TableRow(spec.name, pid))
+            case WorkerConfig(engine=engine, transfer=transfer):
+                transport = "shared memory" if transfer.transport != "tcp" else "tcp"
+                tokens = f"{engine.num_blocks * engine.block_size:,}"
+                shown = transport if num_prefill else "-"
+                rows.append(TableRow(spec.name, pid, engine.device, str(engine.threads), tokens, shown))
+    return rows
+
+
+def hints(plan: Plan) -> list[str]:
+    cluster = plan.cluster
+    return [
+        f"ready: {cluster.served_model} at {url_of(cluster.http)}/v1",
+        f"try it: {curl_line(cluster.http, cluster.served_model)}",
+        f"add a worker: {join_line(cluster.join, cluster.key_file, plan.model_argument)}",
+    ]
+
+
+def write_line(text: str) -> None:
+    """One line on stderr, in one write: lines of several children do not mix."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,102 @@
+"""From resolved settings to the frozen config of each process: who runs, what it is called, whom it joins. Pure."""
+
+from pathlib import Path
+
+import msgspec
+
+from ..core.config import GatewayConfig, NetworkConfig, TransferConfig, WorkerConfig
+from ..core.errors import ConfigurationError
+from ..core.messages import Role
+from .model_facts import ModelFacts
+from .options import HostPort
+from .resolve import ResolvedEngine
+
+MAX_WORKERS = 64
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """What all processes of one launcher share. `http` and `join` have real ports."""
+
+    run_dir: str
+    key_file: str
+    http: HostPort
+    join: HostPort
+    served_model: str
+    log_level: str
+    debug: bool
+
+    @property
+    def join_addresses(self) -> tuple[str, ...]:
+        """ipc first: workers of this host need no TCP to the gateway."""
+        return (f"ipc://{Path(self.run_dir) / 'gateway.sock'}", f"tcp://{self.join.text}")
+
+
+def require_topology(num_prefill: int, num_decode: int) -> None:
+    """Raises ConfigurationError for pools that cannot serve."""
+    if num_decode < 1:
+        raise ConfigurationError(f"--decode {num_decode}: at least one decode worker is needed to generate. Use 1.")
+    if num_prefill < 0 or num_prefill + num_decode > MAX_WORKERS:
+        raise ConfigurationError(
+            f"--prefill {num_prefill} --decode {num_decode}: 0 to {MAX_WORKERS} workers in all can be started here. "
+            "Start more on other machines with `baton decode --join`."
+        )
+
+
+def gateway_config(
+    cluster: Cluster, model: ModelFacts, resolved: ResolvedEngine, num_prefill: int, num_decode: int
+) -> GatewayConfig:
+    return GatewayConfig(
+        gateway_id="gateway-0",
+        served_model=cluster.served_model,
+        model_folder=model.folder,
+        model_digest=model.digest(resolved.engine.dtype),
+        host=cluster.http.host,
+        port=cluster.http.port,
+        bind=cluster.join_addresses,
+        key_file=cluster.key_file,
+        expected_prefill=num_prefill,
+        expected_decode=num_decode,
+        log_level=cluster.log_level,
+        debug=cluster.debug,
+    )
+
+
+def local_worker_configs(
+    cluster: Cluster, model: ModelFacts, resolved: ResolvedEngine, num_prefill: int, num_decode: int
+) -> list[WorkerConfig]:
+    """Workers that a launcher starts beside its gateway: prefill-0.., decode-0.."""
+    # Workers on other hosts reach these at the address the gateway is joined at.
+    network = NetworkConfig(
+        run_dir=cluster.run_dir,
+        listen_host=cluster.join.host,
+        join=cluster.join_addresses[:1],
+        key_file=cluster.key_file,
+    )
+    names = [(Role.PREFILL, index) for index in range(num_prefill)] + [(Role.DECODE, i) for i in range(num_decode)]
+    return [
+        worker_config(f"{role}-{index}", role, cluster.served_model, model, resolved, network, cluster.log_level)
+        for role, index in names
+    ]
+
+
+def worker_config(
+    worker_id: str,
+    role: Role,
+    served_model: str,
+    model: ModelFacts,
+    resolved: ResolvedEngine,
+    network: NetworkConfig,
+    log_level: str,
+) -> WorkerConfig:
+    return WorkerConfig(
+        worker_id=worker_id,
+        roles=(role,),
+        served_model=served_model,
+        model_digest=model.digest(resolved.engine.dtype),
+        context_length=resolved.context_length,
+        engine=resolved.engine,
+        scheduler=resolved.scheduler(decode=role is Role.DECODE),
+        transfer=TransferConfig(transport=resolved.transport),
+        network=network,
+        log_level=log_level,
+    )
