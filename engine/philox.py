@@ -5,38 +5,38 @@ from torch import Tensor
 
 from ..core.counted_random import ROUNDS
 
-# Philox-4x32's multipliers and key increments (Salmon et al., SC'11, table 2).
-_M0, _M1 = 0xD2511F53, 0xCD9E8D57
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+# Philox-4x32's multipliers and key increments (Salmon et al., SC'11, table 2), in the order used below.
+_MULTIPLIERS = torch.tensor([[0xCD9E8D57], [0xD2511F53]])
+_KEY_INCREMENTS = torch.tensor([[0x9E3779B9], [0xBB67AE85]])
 _MASK = 0xFFFFFFFF
-MAX_GUMBEL = 16.6355324  # just above the noise of the largest random word: no token's noise exceeds it
+MAX_GUMBEL = 16.6356  # just above the noise of the largest random word: no token's noise exceeds it
 
 
-def random_words(seed: int, choice: int, position: int, groups: Tensor) -> Tensor:
-    """The 32-bit random words of the tokens 4g to 4g + 3, for each g in `groups` `[n]` int64; `[n, 4]` int64.
+def seed_words(seed: int) -> tuple[int, int]:
+    """The Philox key of a 64-bit seed, low word first."""
+    return seed & _MASK, seed >> 32 & _MASK
 
-    int64 products wrap modulo 2**64, so their low word and, shifted and masked, their high word are exact.
+
+def random_words(keys: Tensor, choices: Tensor, positions: Tensor, groups: Tensor) -> Tensor:
+    """The 32-bit random words of the tokens 4g to 4g + 3, for each g in `groups` `[n]`; returns `[n, 4]`.
+
+    `keys` is `[2, n]`, all else `[n]`, int64. The counter is (group, position, choice, 0). The two multiplications of
+    a round run as one. int64 products wrap modulo 2**64, so their low word and, shifted and masked, their high word
+    are exact.
     """
-    # Words that are equal for all groups stay Python ints, which saves the first rounds most of their work.
-    words: tuple[Tensor | int, Tensor | int, Tensor | int, Tensor | int] = (groups, position, choice, 0)
-    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    key = keys.clone()
+    even = torch.stack((groups, choices))  # words 0 and 2 of the counter
+    odd = torch.stack((positions, torch.zeros_like(groups)))  # words 1 and 3
     for _ in range(ROUNDS):
-        c0, c1, c2, c3 = words
-        product0, product1 = c0 * _M0, c2 * _M1
-        high0, high1 = (product0 >> 32) & _MASK, (product1 >> 32) & _MASK
-        words = (high1 ^ c1 ^ k0, product1 & _MASK, high0 ^ c3 ^ k1, product0 & _MASK)
-        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
-    return torch.stack([torch.as_tensor(word) for word in words], 1)
+        product = even.flip(0).mul_(_MULTIPLIERS)
+        # The key is left to grow beyond 32 bits, since the mask cuts it with the sign bits of the shift.
+        even = (product >> 32).bitwise_xor_(odd).bitwise_xor_(key).bitwise_and_(_MASK)
+        odd = product.bitwise_and_(_MASK)
+        key += _KEY_INCREMENTS
+    return torch.stack((even[0], odd[0], even[1], odd[1]), 1)
 
 
-def uniform(words: Tensor) -> Tensor:
-    """Floats in (0, 1), float64: see `core.counted_random.uniform`."""
-    return (words >> 9).double().add_(0.5).mul_(2.0**-23)
-
-
-def gumbel_noise(seed: int, choice: int, position: int, token_ids: Tensor) -> Tensor:
-    """Gumbel(0, 1) noise of `token_ids` `[n]`, float64; see `core.counted_random.gumbel`."""
-    groups, lanes = token_ids >> 2, token_ids & 3
-    unique, inverse = torch.unique_consecutive(groups, return_inverse=True)
-    words = random_words(seed, choice, position, unique)[inverse, lanes]
-    return uniform(words).log_().neg_().log_().neg_()
+def gumbel(words: Tensor) -> Tensor:
+    """Gumbel(0, 1) noise of random words, float64; see `core.counted_random`."""
+    uniform = (words >> 9).double().add_(0.5).mul_(2.0**-23)
+    return uniform.log_().neg_().log_().neg_()

@@ -2,29 +2,30 @@
 
 A row is greedy (the highest logit, the lowest id among equals) or sampled:
 
-1. suppressed ids get -inf; `z = (logit - max logit) / temperature`, in float64;
-2. top-k, top-p and min-p, in this order, each say how small z may be; a token stays if it passes all three;
-3. the token is the argmax of z + Gumbel noise, which is a draw from the softmax of the kept tokens. The noise is
-   counted (core/counted_random.py): a function of seed, choice, position and token id.
+1. suppressed ids get -inf;
+2. top-k, top-p and min-p, in this order, each say how small a logit may be; a token stays if it passes all three;
+3. the token is the argmax of (logit - highest logit) / temperature + Gumbel noise, which is a draw from the softmax of
+   the kept tokens. The noise is counted (core/counted_random.py): a function of seed, choice, position and token id.
 
-The tie rule: a filter keeps or drops tokens of equal z together. So top-k keeps more than k tokens when others equal
-the k-th, and top-p keeps all tokens that equal the last one needed to reach its mass. A filter is then one threshold,
-which every device can apply without sorting.
+The tie rule: a filter keeps or drops tokens of equal logits together. So top-k keeps more than k tokens when others
+equal the k-th, and top-p keeps all tokens that equal the last one needed to reach its mass. A filter is then one
+threshold, which every device can apply without sorting.
 """
 
 import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.errors import LocalProtocolError
 from ..core.request import SamplingParams
-from .philox import MAX_GUMBEL, gumbel_noise
+from .philox import MAX_GUMBEL, gumbel, random_words, seed_words
 
 # Below this temperature float32 logits that differ at all are too far apart for the noise to matter.
 _GREEDY_TEMPERATURE = 1e-7
-# Tokens so far below the best hold less than 49152 * exp(-12) = 30 % of its mass; few are nearer than that.
+# Top-p looks first at the tokens whose probability is at least exp(-12) of the best one's.
 _NEAR = 12.0
 
 
@@ -49,7 +50,7 @@ class Sampler:
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[int]:
         """One token id per row of `logits` `[n, vocab_size]` float32, which is left as it is.
 
-        Raises LocalProtocolError if the numbers of rows differ or a row suppresses its whole vocabulary.
+        Raises LocalProtocolError if the numbers of rows differ, or a row has no finite highest logit.
         """
         if len(rows) != len(logits):
             raise LocalProtocolError(f"{len(logits)} rows of logits for {len(rows)} sampling rows")
@@ -57,52 +58,96 @@ class Sampler:
             logits = logits.clone()
             for i, row in enumerate(rows):
                 logits[i, list(row.suppress)] = -torch.inf
-        best = logits.argmax(-1).tolist()
-        return [
-            best[i] if row.greedy else _draw(logits[i], row, float(logits[i, best[i]])) for i, row in enumerate(rows)
-        ]
+        best, token_ids = logits.max(-1)
+        if not bool(best.isfinite().all()):
+            raise LocalProtocolError("a row has no finite highest logit: the model overflowed, or all is suppressed")
+        chosen: list[int] = token_ids.tolist()
+        drawn = [i for i, row in enumerate(rows) if not row.greedy]
+        if drawn:
+            some = slice(None) if len(drawn) == len(rows) else drawn
+            for i, token_id in zip(drawn, _Draw(logits[some], [rows[i] for i in drawn]).run(), strict=True):
+                chosen[i] = token_id
+        return chosen
 
 
-def kept_threshold(z: Tensor, params: SamplingParams) -> float:
-    """The smallest z that top-k, top-p and min-p keep; `z` `[vocab_size]` is 0 at the best token.
+def lowest_kept(logits: Tensor, params: SamplingParams) -> float:
+    """The logit that a token of `logits` `[vocab_size]` needs to pass top-k, top-p and min-p.
 
-    top_k counts tokens, top_p adds up probabilities among those that top_k kept until the sum reaches it, min_p is
-    relative to the best token's probability.
+    top_k counts tokens; top_p adds up probabilities, in falling order and among the tokens top_k kept, until the sum
+    reaches it; min_p is relative to the best token's probability.
     """
-    threshold = -math.inf
-    if 0 < params.top_k < len(z):
-        threshold = float(z.topk(params.top_k, sorted=True).values[-1])
+    lowest = -math.inf
+    if 0 < params.top_k < len(logits):
+        lowest = float(logits.topk(params.top_k).values[-1])
     if params.top_p < 1.0:
-        threshold = max(threshold, _top_p_threshold(z, threshold, params.top_p))
+        kept = logits if lowest == -math.inf else logits[logits >= lowest]
+        lowest = max(lowest, _top_p_lowest(kept, params))
     if params.min_p > 0.0:
-        threshold = max(threshold, math.log(params.min_p))
-    return threshold
+        lowest = max(lowest, float(logits.max()) + math.log(params.min_p) * params.temperature)
+    return lowest
 
 
-def _top_p_threshold(z: Tensor, floor: float, top_p: float) -> float:
-    kept = z if floor == -math.inf else z[z >= floor]
-    wanted = top_p * float(kept.exp().sum())
-    for candidates in (kept[kept >= -_NEAR], kept):  # sorting the whole vocabulary is rarely needed
+def _top_p_lowest(logits: Tensor, params: SamplingParams) -> float:
+    best = float(logits.max())
+    wanted = params.top_p * float(_z(logits, best, params.temperature).exp().sum())
+    near = logits[logits >= best - _NEAR * params.temperature]
+    for candidates in (near, logits):  # sorting the whole vocabulary is rarely needed
         descending = candidates.sort(descending=True).values
-        mass = descending.exp().cumsum(0)
+        mass = _z(descending, best, params.temperature).exp().cumsum(0)
         if float(mass[-1]) >= wanted:
-            # The first place where the sum reaches what is wanted is the last token needed.
             return float(descending[int(torch.searchsorted(mass, wanted))])
     return float(descending[-1])  # rounding left the sum of all just below
 
 
-def _draw(logits: Tensor, row: SamplingRow, best: float) -> int:
-    if best == -math.inf:
-        raise LocalProtocolError("every token of the vocabulary is suppressed")
-    params = row.params
-    z = (logits.double() - best).div_(params.temperature)
-    threshold = kept_threshold(z, params)
-    # The nearest tokens first: whoever cannot beat their best score even with the largest noise needs none.
-    near = torch.nonzero(z >= max(threshold, -1.0)).squeeze(1)
-    score = float((z[near] + _noise(row, near)).max())
-    ids = torch.nonzero(z >= max(threshold, score - MAX_GUMBEL)).squeeze(1)
-    return int(ids[(z[ids] + _noise(row, ids)).argmax()])
+def _z(logits: Tensor, best: float | Tensor, temperature: float | Tensor) -> Tensor:
+    return (logits.double() - best) / temperature
 
 
-def _noise(row: SamplingRow, token_ids: Tensor) -> Tensor:
-    return gumbel_noise(row.params.seed, row.choice, row.position, token_ids)
+class _Draw:
+    """Gumbel-max over the sampled rows of one batch.
+
+    Random words come for four neighbouring tokens at once, so the vocabulary is cut into groups of four. A group
+    whose best token could not win even with the largest noise needs none; that spares most of a real vocabulary.
+    All work is elementwise or within one row.
+    """
+
+    def __init__(self, logits: Tensor, rows: list[SamplingRow]):
+        padding = -logits.shape[1] % 4
+        padded = F.pad(logits, (0, padding), value=-torch.inf) if padding else logits
+        self._groups = padded.view(len(rows), -1, 4)  # [n, vocab_size / 4, 4]
+        self._group_best = self._groups.amax(-1)  # [n, vocab_size / 4]
+        self._best = self._group_best.amax(-1).double()  # [n]
+        self._lowest = torch.tensor([lowest_kept(logits[i], row.params) for i, row in enumerate(rows)]).double()
+        self._temperature = torch.tensor([row.params.temperature for row in rows], dtype=torch.float64)
+        self._keys = torch.tensor([seed_words(row.params.seed) for row in rows]).t()  # [2, n]
+        self._counters = torch.tensor([(row.choice, row.position) for row in rows]).t()  # [2, n]
+
+    def run(self) -> list[int]:
+        """One token id per row."""
+        # The tokens near the best give a score that the others have to reach.
+        rows, groups = self._at_least(self._best - self._temperature)
+        score = torch.full_like(self._best, -torch.inf)
+        score.scatter_reduce_(0, rows, self._scores(rows, groups).amax(-1), "amax")
+        rows, groups = self._at_least(self._best + self._temperature * (score - MAX_GUMBEL))
+        scores = self._scores(rows, groups)
+        chosen = []
+        first = 0
+        for count in torch.bincount(rows).tolist():
+            winner = int(scores[first : first + count].argmax())
+            chosen.append(int(groups[first + winner // 4]) * 4 + winner % 4)
+            first += count
+        return chosen
+
+    def _at_least(self, bound: Tensor) -> tuple[Tensor, Tensor]:
+        """(row, group) pairs, row by row, of the groups that hold a kept token with a logit of `bound` `[n]`."""
+        bound = torch.maximum(bound, self._lowest)
+        rows, groups = (self._group_best >= bound.unsqueeze(1)).nonzero(as_tuple=True)
+        return rows, groups
+
+    def _scores(self, rows: Tensor, groups: Tensor) -> Tensor:
+        """Tempered logit plus noise of each token in the groups, `[n, 4]`; -inf for tokens that are not kept."""
+        choices, positions = self._counters[:, rows]
+        noise = gumbel(random_words(self._keys[:, rows], choices, positions, groups))
+        logits = self._groups[rows, groups].double()
+        z = (logits - self._best[rows].unsqueeze(1)) / self._temperature[rows].unsqueeze(1)
+        return (z + noise).masked_fill_(logits < self._lowest[rows].unsqueeze(1), -torch.inf)
