@@ -5,7 +5,6 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
@@ -71,7 +70,6 @@ def _download(repository: str) -> Path:
             f"The Hugging Face Hub cannot be reached, and {repository} is not in its local cache.\n"
             f"Check the network (and that HF_HUB_OFFLINE is not set), {local}"
         ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ConfigurationError(
-            f"Downloading {repository} failed: {str(error).splitlines()[0][:300]}\nTry again, {local}"
-        ) from error
+    except Exception as error:  # the HTTP client below huggingface_hub, and so its errors, differ by version
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigurationError(f"Downloading {repository} failed: {reason[:300]}\nTry again, {local}") from error

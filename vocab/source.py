@@ -5,6 +5,7 @@ every later part of Baton reads only that.
 """
 
 import difflib
+import os
 from pathlib import Path
 
 from ..core.errors import ConfigurationError
@@ -35,17 +36,17 @@ def resolve_model(name: str | None, cache: Path, progress: Progress) -> ModelSou
 
         repository = name.removeprefix(HUB_PREFIX)
         return ModelSource(repository, download_snapshot(repository, progress), "")
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name))
+    if name and os.path.isdir(path):  # unlike Path.is_dir, these two have no objection to any name
         check_model_folder(path)
         return ModelSource(path.resolve().name, path.resolve(), "")
-    if path.is_file() and path.suffix.lower() == ".gguf":
+    if os.path.isfile(path) and path.suffix.lower() == ".gguf":
         return gguf_model(path.resolve(), cache, progress)
     raise ConfigurationError(_unknown_model(name, path))
 
 
 def _unknown_model(name: str, path: Path) -> str:
-    if path.is_file():
+    if os.path.isfile(path):
         return f"{name} is a file, but no .gguf file. {_ACCEPTED}."
     return f"There is no model {name!r}. {_did_you_mean(name, path)}{_ACCEPTED}."
 
@@ -54,7 +55,7 @@ def _did_you_mean(name: str, path: Path) -> str:
     """A hint that ends in a space, or nothing."""
     if difflib.get_close_matches(name.lower(), packaged_model.ALIASES, n=1):
         return f"Did you mean {packaged_model.ALIASES[0]}? "
-    neighbours = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    neighbours = [entry.name for entry in path.parent.iterdir()] if os.path.isdir(path.parent) else []
     close = difflib.get_close_matches(path.name, neighbours, n=1)
     if close:
         return f"Did you mean {path.parent / close[0]}? "

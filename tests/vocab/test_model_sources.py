@@ -2,9 +2,9 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from baton.core.errors import ConfigurationError
 from baton.vocab import converted_model, gguf_convert, hub
@@ -137,6 +137,9 @@ def test_names_of_the_default_model(
         ("meta-llama/Llama-3.2-1B", "Did you mean hf:meta-llama/Llama-3.2-1B"),
         ("/nowhere/at/all", "There is no model '/nowhere/at/all'. Accepted are"),
         ("", "There is no model ''"),
+        ("a\0b", "There is no model"),
+        ("x" * 5000, "There is no model"),
+        ("~nobody-of-that-name/model", "There is no model"),
         ("{folder}/tiny-model/config.json", "is a file, but no .gguf file"),
     ],
 )
@@ -202,12 +205,14 @@ def test_an_interrupted_download_goes_on(
 ) -> None:
     partial = tmp_path / "partial"
     partial.mkdir()
-    assert len(fake_hub(partial, model_folder).downloads) == 0
+    fake = fake_hub(partial, model_folder)
     assert resolve_model("hf:org/name", tmp_path, progress).folder == model_folder
+    assert len(fake.downloads) == 1
 
 
-def answer(status: int) -> httpx.Response:
-    return httpx.Response(status, request=httpx.Request("GET", "https://hub.example/api"))
+def answer(status: int) -> Any:
+    """The part of an HTTP response that the Hub's errors look at."""
+    return SimpleNamespace(status_code=status, headers={}, request=None)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +222,7 @@ def answer(status: int) -> httpx.Response:
         (RepositoryNotFoundError("404", response=answer(404)), "There is no model org/name", "HF_TOKEN"),
         (LocalEntryNotFoundError("offline"), "cannot be reached", "HF_HUB_OFFLINE"),
         (OSError("disk trouble"), "failed: disk trouble", "Try again"),
+        (TimeoutError(), "failed: TimeoutError", "Try again"),
     ],
 )
 def test_hub_errors_say_what_to_do(
