@@ -31,6 +31,12 @@ _LAYER_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_ROPE_FACTORS = "rope_freqs.weight"
+_LLAMA3_CONSTANTS: dict[str, Any] = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 _EXACT_IN_HALF = ("F16",)
 _WIDER_THAN_HALF = ("F32", "BF16")
 _LARGEST_HALF = 65504.0
@@ -162,7 +168,30 @@ def _model_config(file: GgufFile) -> dict[str, Any]:
     if file.get("llama.rope.scaling.type", "none") == "linear":
         factor = _shortest(file.require("llama.rope.scaling.factor"))
         config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    if _ROPE_FACTORS in file.tensors:
+        config["rope_scaling"] = _llama3_scaling(file, head_dim, config["rope_theta"])
     return config
+
+
+def _llama3_scaling(file: GgufFile, head_dim: int, theta: float) -> dict[str, Any]:
+    """The parameters behind the factors by which Llama 3.1 and its successors divide their rotary frequencies.
+
+    GGUF keeps only the factors, one per frequency. The parameters follow from the largest one and the constants of
+    Meta's models; that they give the same factors is checked.
+    """
+    factors = np.asarray(file.tensors[_ROPE_FACTORS].data, dtype=np.float32)
+    scaling = {"rope_type": "llama3", "factor": float(factors.max()), **_LLAMA3_CONSTANTS}
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    # 0 for waves longer than the original context / low, 1 for those shorter than it / high
+    kept = np.clip((scaling["original_max_position_embeddings"] / wavelengths - low) / (high - low), 0, 1)
+    expected = 1 / ((1 - kept) / scaling["factor"] + kept)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
+        raise ConfigurationError(
+            f"{file.path}: {_ROPE_FACTORS} holds rotary factors that are not those of Llama 3. "
+            "Use the model's Hugging Face folder instead."
+        )
+    return scaling
 
 
 def _refuse_unknown_features(file: GgufFile, head_dim: int) -> None:
@@ -247,7 +276,7 @@ def _tensor_names(file: GgufFile, config: dict[str, Any]) -> dict[str, str]:
         for ours, theirs in _LAYER_TENSORS.items():
             names[f"model.layers.{layer}.{theirs}.weight"] = f"blk.{layer}.{ours}.weight"
     missing = sorted(set(names.values()) - set(file.tensors))
-    unknown = sorted(set(file.tensors) - set(names.values()))
+    unknown = sorted(set(file.tensors) - set(names.values()) - {_ROPE_FACTORS})
     if missing or unknown:
         what = f"lacks the tensor {missing[0]}" if missing else f"has a tensor {unknown[0]} that is not supported"
         raise ConfigurationError(f"{file.path} {what}. Use the model's Hugging Face folder instead.")

@@ -41,17 +41,15 @@ def build_tokenizer(metadata: dict[str, Any]) -> str:
             "The vocabulary of this GGUF file contradicts itself (a token twice, or a merge of unknown tokens). "
             "Use another file of this model."
         )
-    pre_tokenizer, ignore_merges = _pre_tokenizer(metadata.get("pre", "gpt-2"))
+    pre_tokenizer, ignore_merges = _pre_tokenizer(metadata.get("pre"))
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=ignore_merges))
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
-    types: list[int] = metadata.get("token_type", [])
-    added = [(token, kind) for token, kind in zip(tokens, types, strict=False) if kind in list(TokenType)]
-    for token, kind in added:  # one by one: the order decides which ids a new token would get
-        special = kind == TokenType.CONTROL
-        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(
-            [AddedToken(token, special=special, normalized=False)]
-        )
+    by_type = list(zip(tokens, metadata.get("token_type", []), strict=False))
+    control = [token for token, kind in by_type if kind == TokenType.CONTROL]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    defined = [token for token, kind in by_type if kind == TokenType.USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in defined])
     tokenizer.post_processor = _post_processor(metadata, tokens)
     return tokenizer.to_str(pretty=False)
 
@@ -79,11 +77,11 @@ def _split_merge(merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _pre_tokenizer(name: str) -> tuple[pre_tokenizers.PreTokenizer, bool]:
+def _pre_tokenizer(name: str | None) -> tuple[pre_tokenizers.PreTokenizer, bool]:
     """The pre-tokenizer GGUF calls `name`, and whether whole words in the vocabulary skip the merges."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     match name:
-        case "gpt-2" | "default":
+        case "gpt-2":
             return byte_level, False
         case "smollm":
             digits = pre_tokenizers.Digits(individual_digits=True)

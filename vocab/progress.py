@@ -37,11 +37,12 @@ class BarProgress:
     @contextmanager
     def phase(self, description: str, total: int | None = None) -> Iterator[Advance]:
         from rich.console import Console  # 0.1 s that a start with a warm cache does not pay
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, TaskProgressColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
 
         print(description, file=self._stream, flush=True)
         columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(file=self._stream), transient=True) as bar:
+        with RichProgress(*columns, console=Console(file=self._stream), transient=True) as bar:
             task = bar.add_task(description, total=total)
             yield lambda amount: bar.advance(task, amount)
 

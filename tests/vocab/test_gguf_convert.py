@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from baton.core.errors import ConfigurationError
 from baton.vocab.gguf_convert import convert_gguf, unpermute_rope_rows
-from baton.vocab.model_config import load_model_config
+from baton.vocab.model_config import RopeScaling, load_model_config
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -134,10 +134,60 @@ def test_pre_tokenizers_split_as_their_models_do(make_gguf: Callable[..., Path],
     for name in ("smollm", "gpt-2", "llama-bpe"):
         convert_gguf(make_gguf(metadata={"tokenizer.ggml.pre": name}), target, progress)
         converted = Tokenizer.from_file(str(target / "tokenizer.json"))
-        merged[name] = [converted.encode("12").tokens, converted.encode(" world").tokens[0]]
-    assert merged["smollm"] == [["1", "2"], "Ġwo"]  # digits stand alone
-    assert merged["gpt-2"] == [["12"], "Ġwo"]
-    assert merged["llama-bpe"] == [["12"], "Ġwo"]
+        merged[name] = [converted.encode(text).tokens for text in ("1212", "hello", " wo")]
+    assert merged["smollm"] == [["1", "2", "1", "2"], ["hello"], ["Ġwo"]]  # digits stand alone
+    assert merged["gpt-2"] == [["12", "12"], ["hello"], ["Ġwo"]]
+    assert merged["llama-bpe"] == [["12", "1", "2"], ["hello"], ["Ġwo"]]  # digits in groups of three
+
+
+def llama3_factors(factor: float, head_dim: int, theta: float) -> np.ndarray:
+    """The definition of Llama 3.1's scaling, one frequency at a time, with the constants that Meta trained with."""
+    low, high, original = 1.0, 4.0, 8192
+    factors = []
+    for i in range(0, head_dim, 2):
+        turns = original / (2 * np.pi * theta ** (i / head_dim))  # rotations within the original context
+        if turns > high:
+            factors.append(1.0)
+        elif turns < low:
+            factors.append(factor)
+        else:
+            smooth = (turns - low) / (high - low)
+            factors.append(1.0 / ((1.0 - smooth) / factor + smooth))
+    return np.array(factors, dtype=np.float32)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_rope_factors_become_their_parameters(
+    factor: float,
+    make_gguf: Callable[..., Path],
+    make_weights: Callable[[bool], dict[str, np.ndarray]],
+    target: Path,
+    progress: Any,
+) -> None:
+    factors = llama3_factors(factor, head_dim=8, theta=500000.0)
+    assert len(set(factors)) > 2  # a smoothed one among them
+    path = make_gguf(
+        weights=make_weights(True) | {"rope_freqs.weight": factors},
+        metadata={"llama.rope.freq_base": 500000.0},
+    )
+    convert_gguf(path, target, progress)
+    assert load_model_config(target).rope_scaling == RopeScaling("llama3", factor, 1.0, 4.0, 8192)
+
+
+def test_other_rope_factors_are_refused(
+    make_gguf: Callable[..., Path],
+    make_weights: Callable[[bool], dict[str, np.ndarray]],
+    target: Path,
+    progress: Any,
+) -> None:
+    factors = llama3_factors(8.0, head_dim=8, theta=500000.0)
+    factors[1] += 0.01
+    path = make_gguf(
+        weights=make_weights(True) | {"rope_freqs.weight": factors},
+        metadata={"llama.rope.freq_base": 500000.0},
+    )
+    with pytest.raises(ConfigurationError, match=r"rope_freqs\.weight"):
+        convert_gguf(path, target, progress)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +196,7 @@ def test_pre_tokenizers_split_as_their_models_do(make_gguf: Callable[..., Path],
         ({"architecture": "phi3", "metadata": {}}, "architecture 'phi3'"),
         ({"metadata": {"tokenizer.ggml.model": "llama"}}, "kind 'llama'"),
         ({"metadata": {"tokenizer.ggml.pre": "deepseek-llm"}}, "'deepseek-llm'"),
+        ({"metadata": {"tokenizer.ggml.pre": None}}, "pre-tokenizer None"),
         ({"metadata": {"llama.expert_count": 8}}, "llama.expert_count is 8"),
         ({"metadata": {"llama.rope.scaling.type": "yarn"}}, "llama.rope.scaling.type is 'yarn'"),
         ({"metadata": {"llama.rope.dimension_count": 4}}, "llama.rope.dimension_count is 4"),
