@@ -53,27 +53,49 @@ def one_request(cache: RadixCache, token_ids: list[int], watch: Stopwatch, index
     watch("match (list of 8,192 ints)", lambda: cache.release(cache.match(NAMESPACE, token_ids)))
 
 
+def evict_many_leaves(cache: RadixCache, shared: list[int], rng: random.Random, watch: Stopwatch) -> None:
+    """32 leaves in one call, as a long prompt or a flush does; the time is a leaf's share."""
+    cache.flush()
+    fill(cache, shared, rng)
+    cache.drain_events()
+    start = time.perf_counter()
+    evicted = cache.evict(32 * 256)
+    watch.samples.setdefault("evict 32 such leaves, a leaf", []).append((time.perf_counter() - start) * 1e6 / 32)
+    assert evicted == 32 * 256
+
+
+def fill(cache: RadixCache, shared: list[int], rng: random.Random) -> None:
+    """Until the pool is full: tails of 256 blocks below the shared prefix."""
+    first = cache.allocate(NUM_SHARED // BLOCK_SIZE)
+    cache.release(cache.insert(NAMESPACE, shared, first).handle)
+    while cache.pool.num_free:
+        token_ids = with_new_tail(shared, rng)
+        handle = cache.match(NAMESPACE, token_ids)
+        table = handle.block_ids + cache.allocate(256)
+        cache.release(cache.insert(NAMESPACE, token_ids, table, handle).handle)
+
+
+def with_new_tail(shared: list[int], rng: random.Random) -> list[int]:
+    return shared + [rng.randrange(50_000) for _ in range(NUM_TOKENS - NUM_SHARED)]
+
+
 def main() -> None:
     rng = random.Random(0)
     shared = [rng.randrange(50_000) for _ in range(NUM_SHARED)]
     cache = RadixCache(256 * 34, BLOCK_SIZE)
     watch, index = Stopwatch(), PrefixIndex(BLOCK_SIZE)
-    first = cache.allocate(NUM_SHARED // BLOCK_SIZE)
-    cache.release(cache.insert(NAMESPACE, shared, first).handle)
-    while cache.pool.num_free:
-        token_ids = shared + [rng.randrange(50_000) for _ in range(NUM_TOKENS - NUM_SHARED)]
-        handle = cache.match(NAMESPACE, token_ids)
-        table = handle.block_ids + cache.allocate(256)
-        cache.release(cache.insert(NAMESPACE, token_ids, table, handle).handle)
+    fill(cache, shared, rng)
     cache.drain_events()
     for event in cache.snapshot():
         index.apply("worker", event)
     gc.collect()
     for _ in range(ROUNDS):
-        one_request(cache, shared + [rng.randrange(50_000) for _ in range(NUM_TOKENS - NUM_SHARED)], watch, index)
-    for _ in range(ROUNDS):
+        one_request(cache, with_new_tail(shared, rng), watch, index)
+    for _ in range(30):
         watch("evict one block of a leaf", lambda: cache.evict(1))
     cache.check_integrity()
+    for _ in range(ROUNDS // 32):
+        evict_many_leaves(cache, shared, rng, watch)
     for name, samples in watch.samples.items():
         ordered = sorted(samples)
         print(
