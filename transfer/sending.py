@@ -1,0 +1,278 @@
+"""Sending: all hand-overs that go out of this worker. Pieces leave in the order the prompts were opened."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xxhash import xxh3_64_intdigest
+
+from ..core.errors import LocalProtocolError, RemoteProtocolError, RequestError
+from ..core.messages import (
+    KVAbort,
+    KVCommit,
+    KVCredit,
+    KVGrant,
+    KVPiece,
+    KVProgress,
+    Message,
+    NodeRef,
+    RingGone,
+    RingOffer,
+)
+from ..core.timeline import Timeline
+from .backends.ring_backend import SenderBackend
+from .backends.shared_memory import SharedMemorySender
+from .backends.tcp import TcpSender
+from .link_types import MAX_RING_SLOTS, LinkEvent, LinkSurroundings, SendDone, SendFailed
+from .ring import SenderRing
+from .session import KVSender, SenderPhase
+from .wire import PeerUnreachable
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_INTERVAL_S = 1.0
+
+
+@dataclass
+class _Outgoing:
+    session: KVSender
+    peer: NodeRef
+    block_table: Sequence[int]  # the sequence's own list: it may still grow, but not below what is computed
+    said_at: float  # when the peer last heard of this hand-over
+    copy_ns: int = 0
+
+
+@dataclass
+class _Ring:
+    """The staging ring one peer offered."""
+
+    ring_id: int
+    slots: SenderRing
+    backend: SenderBackend
+    slot_bytes: int
+
+
+class Sending:
+    def __init__(self, around: LinkSurroundings) -> None:
+        self._around = around
+        self._outgoing: dict[str, _Outgoing] = {}  # request id |-> hand-over; oldest first
+        self._rings: dict[NodeRef, _Ring] = {}
+        self._progress_interval_s = min(PROGRESS_INTERVAL_S, around.config.lease_s / 4)
+        self.events: list[LinkEvent] = []  # taken by KVLink
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._outgoing)
+
+    @property
+    def num_slots_in_use(self) -> int:
+        return sum(ring.slots.num_in_use for ring in self._rings.values())
+
+    # ---- the role's calls --------------------------------------------------------------------------------------
+
+    def open(self, request_id: str, peer: NodeRef, block_table: Sequence[int], num_tokens: int, now: float) -> None:
+        if request_id in self._outgoing:
+            raise RequestError(f"request {request_id} is already being handed over; ids must be unique", status=409)
+        session = KVSender(request_id, num_tokens, now, self._around.config.lease_s)
+        self._outgoing[request_id] = _Outgoing(session, peer, block_table, now)
+        for body in self._around.held.open((request_id, peer), KVAbort, KVGrant):
+            match body:
+                case KVGrant() as grant:
+                    self._take_grant(peer, grant, now)
+                case KVAbort() as abort:
+                    self.take_abort(peer, abort)
+
+    def computed(self, request_id: str, num_tokens: int, now: float) -> None:
+        """A hand-over that has failed is unknown here before its role hears of it: then this does nothing."""
+        if outgoing := self._outgoing.get(request_id):
+            outgoing.session.computed(num_tokens, now)
+            self._send_what_may(outgoing, now)
+
+    def finish(self, request_id: str, hidden: bytes, num_cached_tokens: int, timeline: Timeline, now: float) -> None:
+        """As `computed` for a hand-over that has failed."""
+        if outgoing := self._outgoing.get(request_id):
+            num_tokens, checksum = outgoing.session.num_tokens, xxh3_64_intdigest(hidden)
+            commit = KVCommit(request_id, num_tokens, num_cached_tokens, hidden, checksum, timeline)
+            outgoing.session.finished(commit, now)
+            self._send_what_may(outgoing, now)
+
+    def abort(self, request_id: str, reason: str) -> None:
+        if request_id in self._outgoing:
+            outgoing = self._end(request_id, succeeded=False)
+            self._around.tell(outgoing.peer, KVAbort(request_id, reason))
+
+    # ---- messages ----------------------------------------------------------------------------------------------
+
+    def handle(self, sender: NodeRef, body: Message, now: float) -> None:
+        """Raises RemoteProtocolError for a message that is refused."""
+        match body:
+            case RingOffer():
+                self._attach(sender, body)
+            case KVCredit(ring_id=ring_id, slot=slot, generation=generation):
+                ring = self._rings.get(sender)
+                if ring is None or ring.ring_id != ring_id:
+                    raise RemoteProtocolError("a credit for a ring that is not in use")
+                ring.slots.credit(slot, generation)
+                for outgoing in [o for o in self._outgoing.values() if o.peer == sender]:
+                    outgoing.session.alive(now)
+                    self._send_what_may(outgoing, now)
+            case KVGrant() as grant:
+                self._take_grant(sender, grant, now)
+
+    def take_abort(self, sender: NodeRef, abort: KVAbort) -> bool:
+        """The receiver gives a hand-over up. False when no such hand-over goes out to it."""
+        if not self._has(abort.request_id, sender):
+            return False
+        self._fail(abort.request_id, f"{sender.node_id} gave it up: {abort.reason}", tell=False)
+        return True
+
+    def _take_grant(self, sender: NodeRef, grant: KVGrant, now: float) -> None:
+        """A grant that makes no sense ends the hand-over; one for what has failed is answered; an early one waits."""
+        key = (grant.request_id, sender)
+        if not self._has(*key):
+            if self._around.held.has_failed(key):
+                self._around.tell(sender, KVAbort(grant.request_id, "the prefill worker has given this request up"))
+            self._around.held.hold_unless_ended(key, grant, now)
+            return
+        outgoing = self._outgoing[grant.request_id]
+        if outgoing.session.phase is not SenderPhase.WAITING:
+            raise RemoteProtocolError(f"a second grant for {grant.request_id}")
+        try:
+            outgoing.session.granted(grant.first_missing_token, grant.ring_id, now)
+        except RemoteProtocolError as error:
+            self._fail(grant.request_id, str(error))
+        else:
+            self._send_what_may(outgoing, now)
+
+    def _has(self, request_id: str, peer: NodeRef) -> bool:
+        return request_id in self._outgoing and self._outgoing[request_id].peer == peer
+
+    def _attach(self, peer: NodeRef, offer: RingOffer) -> None:
+        """Use the ring a peer made for us; a newer one replaces the older. What cannot be used is sent back."""
+        there = self._rings.get(peer)
+        if there is not None and there.ring_id == offer.ring_id:
+            return
+        if there is not None:
+            self._drop_ring(peer, f"{peer.node_id} replaced its ring")
+        try:
+            per_token = self._around.layout.bytes_per_token
+            if not (1 <= offer.num_slots <= MAX_RING_SLOTS and offer.slot_bytes >= per_token):
+                raise RemoteProtocolError(f"a ring of {offer.num_slots} slots of {offer.slot_bytes} bytes")
+            backend: SenderBackend
+            match offer.transport:
+                case "shared_memory":
+                    run_dir = self._around.run_dir
+                    backend = SharedMemorySender(run_dir, offer.ring_name, offer.num_slots, offer.slot_bytes)
+                case "tcp":
+                    backend = TcpSender()
+                case other:
+                    raise RemoteProtocolError(f"a ring over {other!r}, which this worker does not know")
+        except RemoteProtocolError:
+            self._around.tell(peer, RingGone(offer.ring_id))
+            raise
+        self._rings[peer] = _Ring(offer.ring_id, SenderRing(offer.num_slots), backend, offer.slot_bytes)
+
+    # ---- pieces ------------------------------------------------------------------------------------------------
+
+    def pump(self, now: float) -> None:
+        """Send what may leave, say that prompts are alive, end what has waited for too long."""
+        for request_id, outgoing in list(self._outgoing.items()):
+            self._send_what_may(outgoing, now)
+            session = outgoing.session
+            if session.expired(now):
+                self._fail(request_id, f"{outgoing.peer.node_id} was silent for {self._around.config.lease_s:g} s")
+            elif session.phase is SenderPhase.SENDING and now - outgoing.said_at >= self._progress_interval_s:
+                outgoing.said_at = now
+                self._around.tell(outgoing.peer, KVProgress(request_id, session.num_computed))
+        for peer, ring in list(self._rings.items()):
+            oldest = ring.slots.oldest_taken_at
+            if oldest is not None and now - oldest > self._around.config.lease_s:
+                self._drop_ring(peer, f"{peer.node_id} did not give a ring slot back")
+                self._around.tell(peer, RingGone(ring.ring_id))
+
+    def _send_what_may(self, outgoing: _Outgoing, now: float) -> None:
+        """Pieces while there are tokens and free slots, then the commit. An unreachable peer ends the hand-over."""
+        session = outgoing.session
+        try:
+            ring = self._rings.get(outgoing.peer)
+            if ring is not None and ring.ring_id == session.ring_id:
+                while session.has_range and (taken := ring.slots.take(now)) is not None:
+                    self._send_piece(outgoing, ring, *taken)
+                    outgoing.said_at = now
+            if session.commit_due:
+                # The receiver adds the time of arrival: what remains is how long the message took.
+                timeline = Timeline(copy_ns=outgoing.copy_ns, message_ns=-time.monotonic_ns())
+                self._around.channels.send(outgoing.peer, session.commit(timeline))
+                session.committed()
+                self._end(session.request_id, succeeded=True)
+                self.events.append(SendDone(session.request_id))
+        except PeerUnreachable as error:
+            self._fail(session.request_id, str(error))
+
+    def _send_piece(self, outgoing: _Outgoing, ring: _Ring, slot: int, generation: int) -> None:
+        layout, totals = self._around.layout, self._around.totals
+        tokens = outgoing.session.next_range(ring.slot_bytes // layout.bytes_per_token)
+        if tokens is None:
+            raise LocalProtocolError("a slot was taken for nothing")
+        start, stop = tokens
+        num_bytes = (stop - start) * layout.bytes_per_token
+        began = time.perf_counter_ns()
+        piece = ring.backend.write(slot, num_bytes)
+        if self._around.store.gather(outgoing.block_table, start, stop, piece) != num_bytes:
+            raise LocalProtocolError(f"the pool gave another number of bytes than {num_bytes}")
+        checksum = xxh3_64_intdigest(piece)
+        outgoing.copy_ns += time.perf_counter_ns() - began
+        message = KVPiece(
+            request_id=outgoing.session.request_id,
+            ring_id=ring.ring_id,
+            slot=slot,
+            generation=generation,
+            start=start,
+            stop=stop,
+            first_layer=0,
+            last_layer=layout.num_layers,
+            first_head=0,
+            last_head=layout.num_kv_heads,
+            num_bytes=num_bytes,
+            checksum=checksum,
+        )
+        try:
+            self._around.channels.send(outgoing.peer, message, ring.backend.payload_for(slot))
+        except PeerUnreachable:
+            ring.slots.put_back(slot)  # never published, so nobody else will give it back
+            raise
+        totals.bytes_sent += num_bytes
+
+    # ---- ends --------------------------------------------------------------------------------------------------
+
+    def drop_peer(self, peer: NodeRef) -> None:
+        for request_id in [r for r, outgoing in self._outgoing.items() if outgoing.peer == peer]:
+            self._fail(request_id, f"{peer.node_id} is gone", tell=False)
+        self._drop_ring(peer, f"{peer.node_id} is gone")
+
+    def close(self) -> None:
+        for ring in self._rings.values():
+            ring.backend.close()
+        self._rings.clear()
+
+    def _drop_ring(self, peer: NodeRef, reason: str) -> None:
+        ring = self._rings.pop(peer, None)
+        if ring is None:
+            return
+        ring.backend.close()
+        users = [r for r, o in self._outgoing.items() if o.peer == peer and o.session.ring_id == ring.ring_id]
+        for request_id in users:
+            self._fail(request_id, reason)
+
+    def _fail(self, request_id: str, reason: str, *, tell: bool = True) -> None:
+        outgoing = self._end(request_id, succeeded=False)
+        outgoing.session.failed()
+        if tell:
+            self._around.tell(outgoing.peer, KVAbort(request_id, reason))
+        self.events.append(SendFailed(request_id, reason))
+
+    def _end(self, request_id: str, *, succeeded: bool) -> _Outgoing:
+        outgoing = self._outgoing.pop(request_id)
+        self._around.held.end((request_id, outgoing.peer), succeeded)
+        return outgoing
