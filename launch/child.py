@@ -17,7 +17,6 @@ from ..core.config import GatewayConfig, WorkerConfig
 from ..core.errors import BatonError
 
 EXIT_OK, EXIT_CRASHED, EXIT_CONFIGURATION, EXIT_ORPHANED = 0, 1, 2, 3
-KINDS = ("gateway", "worker")
 MAX_CONFIG_BYTES = 64 * 1024  # what a pipe holds, so that writing it never waits for the reader
 
 logger = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ def main(arguments: list[str]) -> int:
     """Read the config, watch the pipe, build the process and run it until it has drained."""
     kind, descriptor = arguments[0], int(arguments[1])
     config = read_config(kind, descriptor)
-    threading.Thread(target=_end_with_the_launcher, args=(descriptor,), name="launcher-watch", daemon=True).start()
+    watch_launcher(descriptor)
     set_up_logging(config.log_level)
     try:
         run(config)
@@ -71,8 +70,15 @@ def set_up_logging(level: str) -> None:
     )
 
 
-def _end_with_the_launcher(descriptor: int) -> None:
-    """Runs in its own thread, so that a long forward pass does not delay the end; nothing may outlive the launcher."""
+def watch_launcher(descriptor: int) -> None:
+    """End this process when the pipe closes: nothing may outlive the launcher.
+
+    In a thread of its own, so that a long forward pass does not delay the end.
+    """
+    threading.Thread(target=_wait_for_the_end, args=(descriptor,), name="launcher-watch", daemon=True).start()
+
+
+def _wait_for_the_end(descriptor: int) -> None:
     with contextlib.suppress(OSError):  # a broken descriptor says the same as a closed pipe
         while os.read(descriptor, 1):
             pass

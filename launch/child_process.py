@@ -17,24 +17,34 @@ _OUTPUT_BYTES = 64 * 1024
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
-    """What to start. `threads` None leaves the environment as it is."""
+    """What to start: `command`, to which the descriptor of the config pipe is added as the last argument."""
 
     name: str
-    kind: str  # of launch/child.py: "gateway" or "worker"
     config: GatewayConfig | WorkerConfig
-    threads: int | None
+    command: tuple[str, ...]
 
     @property
-    def command(self) -> list[str]:
-        """Without the descriptor of the config pipe, which comes last."""
-        return [sys.executable, "-P", "-m", "baton.launch.child", self.kind]
+    def is_gateway(self) -> bool:
+        return isinstance(self.config, GatewayConfig)
 
     @property
     def environment(self) -> dict[str, str]:
         """torch reads its thread counts while it is imported, so they must be set before the process starts."""
-        if self.threads is None:
+        if isinstance(self.config, GatewayConfig):
             return dict(os.environ)
-        return {**os.environ, "OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
+        threads = str(self.config.engine.threads)
+        return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
+def child_spec(config: GatewayConfig | WorkerConfig) -> ChildSpec:
+    """The process that `launch/child.py` builds from `config`."""
+    name, kind = (
+        (config.gateway_id.removesuffix("-0"), "gateway")
+        if isinstance(config, GatewayConfig)
+        else (config.worker_id, "worker")
+    )
+    # -P: the working directory of the user must not shadow any module.
+    return ChildSpec(name, config, (sys.executable, "-P", "-m", "baton.launch.child", kind))
 
 
 class ChildProcess:

@@ -11,7 +11,7 @@ from ..core.errors import ConfigurationError
 from ..core.messages import Role
 from ..transfer.keys import ClusterKeys
 from .child import MAX_CONFIG_BYTES
-from .child_process import ChildSpec
+from .child_process import child_spec
 from .machine import describe_machine
 from .network import address_towards
 from .options import (
@@ -78,7 +78,7 @@ def become_worker(config: WorkerConfig) -> None:
 
     The new program gets both ends of its config pipe, so the pipe never closes before it does.
     """
-    spec = ChildSpec(config.worker_id, "worker", config, config.engine.threads)
+    spec = child_spec(config)
     encoded = msgspec.json.encode(config) + b"\n"
     if len(encoded) > MAX_CONFIG_BYTES:
         raise ConfigurationError("the worker's configuration is too long: give shorter paths and fewer addresses.")

@@ -12,7 +12,7 @@ from ..core.errors import BatonError, ConfigurationError
 from ..transfer.keys import ClusterKeys
 from ..vocab.progress import default_progress
 from ..vocab.source import default_cache_dir, resolve_model
-from .child_process import ChildSpec
+from .child_process import ChildSpec, child_spec
 from .machine import describe_machine
 from .model_facts import ModelFacts, read_model_facts
 from .network import claim_port, http_get
@@ -68,8 +68,8 @@ def serve(
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
         workers = local_worker_configs(cluster, facts, resolved, prefill, decode)
         specs = (
-            ChildSpec("gateway", "gateway", gateway_config(cluster, facts, resolved, prefill, decode), None),
-            *(ChildSpec(config.worker_id, "worker", config, config.engine.threads) for config in workers),
+            child_spec(gateway_config(cluster, facts, resolved, prefill, decode)),
+            *(child_spec(config) for config in workers),
         )
         run_plan(Plan(cluster, specs, model, "/ready", READY_TIMEOUT_S))
 
@@ -90,7 +90,7 @@ def serve_gateway(
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
         config = gateway_config(cluster, facts, resolved, 0, 1)
         # Its readiness is up to workers that others start, so the table appears when it answers at all.
-        run_plan(Plan(cluster, (ChildSpec("gateway", "gateway", config, None),), model, "/health", READY_TIMEOUT_S))
+        run_plan(Plan(cluster, (child_spec(config),), model, "/health", READY_TIMEOUT_S))
 
 
 def find_model(model: str | None) -> ModelFacts:

@@ -107,8 +107,8 @@ class Supervisor:
 
     async def _shut_down(self, keepers: dict[str, asyncio.Task[None]]) -> None:
         """The gateway first, so that no request is cut while its workers still run."""
-        gateways = [spec.name for spec in self._specs if spec.kind == "gateway"]
-        workers = [spec.name for spec in self._specs if spec.kind != "gateway"]
+        gateways = [spec.name for spec in self._specs if spec.is_gateway]
+        workers = [spec.name for spec in self._specs if not spec.is_gateway]
         for names, bound in ((gateways, GATEWAY_DRAIN_S), (workers, WORKER_DRAIN_S)):
             for name in names:
                 if name in self._children:

@@ -1,0 +1,151 @@
+"""`baton chat`: a conversation in the terminal with any OpenAI-compatible server, streamed."""
+
+import http.client
+import sys
+from collections.abc import Iterator
+from typing import TextIO, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ..core.errors import BatonError, ConfigurationError
+
+TIMEOUT_S = 120.0  # between two signs of life; the server sends comments while a prompt is computed
+_LAST_EVENT = b"[DONE]"
+
+JsonObject = dict[str, object]
+Answer = TypeVar("Answer")
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+
+
+class _Error(msgspec.Struct):
+    message: str = "the server gave no reason"
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: _Error | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+class ChatClient:
+    """One conversation. Raises BatonError with the server's own words when an answer cannot be had."""
+
+    def __init__(self, url: str, max_tokens: int):
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError(f"{url!r} is not a server. Write for example http://127.0.0.1:8000.")
+        self._url = parts
+        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self._max_tokens = max_tokens
+        self._messages: list[JsonObject] = []
+        self.model = self._first_model()
+
+    def reset(self) -> None:
+        self._messages = []
+
+    def ask(self, text: str) -> Iterator[str]:
+        """Pieces of the answer as they come. The turn is remembered only when the answer ended well."""
+        turn: JsonObject = {"role": "user", "content": text}
+        body: JsonObject = {
+            "model": self.model,
+            "messages": [*self._messages, turn],
+            "max_completion_tokens": self._max_tokens,
+            "stream": True,
+        }
+        answer = ""
+        for event in self._events(body):
+            if event.error is not None:
+                raise BatonError(event.error.message)
+            for choice in event.choices:
+                if choice.delta.content:
+                    answer += choice.delta.content
+                    yield choice.delta.content
+        self._messages += [turn, {"role": "assistant", "content": answer}]
+
+    def _first_model(self) -> str:
+        with self._request("GET", "/v1/models", None) as response:
+            models = _decode(response.read(), _Models)
+        if not models.data:
+            raise BatonError(f"{self._url.netloc} serves no model. Look at its /ready.")
+        return models.data[0].id
+
+    def _events(self, body: JsonObject) -> Iterator[_Event]:
+        with self._request("POST", "/v1/chat/completions", body) as response:
+            for line in response:
+                field, _, value = line.partition(b":")
+                value = value.strip()
+                if field != b"data":
+                    continue  # a comment or an empty line
+                if value == _LAST_EVENT:
+                    return
+                yield _decode(value, _Event)
+        raise BatonError("the server ended the answer early. Ask again.")
+
+    def _request(self, method: str, path: str, body: JsonObject | None) -> http.client.HTTPResponse:
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        assert self._url.hostname is not None
+        connection = kind(self._url.hostname, self._url.port, timeout=TIMEOUT_S)
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        try:
+            connection.request(method, self._path + path, None if body is None else msgspec.json.encode(body), headers)
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise BatonError(
+                f"no answer from {self._url.netloc} ({error}). Is the server running? `baton serve` starts one."
+            ) from error
+        if response.status != http.HTTPStatus.OK:
+            event = _decode(response.read(), _Event)
+            raise BatonError(event.error.message if event.error else f"HTTP status {response.status}")
+        return response
+
+
+def chat(url: str, max_tokens: int, source: TextIO = sys.stdin, out: TextIO = sys.stdout) -> int:
+    """Read a line, stream the answer, until the end of input. `/new` forgets the conversation."""
+    client = ChatClient(url, max_tokens)
+    out.write(f"{client.model} (a line to ask, /new to start over, Ctrl-D to leave)\n")
+    while True:
+        out.write("> ")
+        out.flush()
+        line = source.readline()
+        if not line:
+            out.write("\n")
+            return 0
+        if line.strip() == "/new":
+            client.reset()
+        elif line.strip():
+            _answer(client, line.strip(), out)
+
+
+def _answer(client: ChatClient, text: str, out: TextIO) -> None:
+    try:
+        for piece in client.ask(text):
+            out.write(piece)
+            out.flush()
+        out.write("\n")
+    except BatonError as error:
+        out.write(f"\nerror: {error}\n")
+    except KeyboardInterrupt:
+        out.write("\n(stopped)\n")  # leaving the stream closes the connection, which aborts the request
+
+
+def _decode(content: bytes, kind: type[Answer]) -> Answer:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BatonError("the answer is not that of an OpenAI-compatible server. Check the URL.") from error

@@ -1,0 +1,106 @@
+"""Builders of the launch tests: options, facts, configs and fake children with plain values."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from baton.core.config import EngineConfig, GatewayConfig, NetworkConfig, SchedulerConfig, TransferConfig, WorkerConfig
+from baton.core.messages import Role
+from baton.launch.child_process import ChildSpec
+from baton.launch.machine import Machine
+from baton.launch.model_facts import ModelFacts
+from baton.launch.options import EngineOptions
+
+GIB = 1024**3
+BOUND_S = 20.0  # of every wait; generous, the machine may be busy
+
+MACHINE = Machine(cores=2, memory=8 * GIB, architecture="x86_64", system="Linux", has_gpu=False)
+SMOLLM2 = ModelFacts(
+    name="SmolLM2-135M-Instruct",
+    folder="/models/smollm2",
+    note="",
+    num_layers=30,
+    num_kv_heads=3,
+    head_dim=64,
+    max_position_embeddings=8192,
+    num_parameters=134_515_008,
+    files_digest="f00d",
+)
+AUTO = EngineOptions(
+    device="cpu",
+    dtype="auto",
+    block_size=16,
+    kv_memory=None,
+    threads=None,
+    context_length=None,
+    max_running=None,
+    token_budget=None,
+    transport="auto",
+)
+
+
+def worker_config(name: str, threads: int = 1) -> WorkerConfig:
+    return WorkerConfig(
+        worker_id=name,
+        roles=(Role.DECODE,),
+        served_model="tiny",
+        model_digest="d",
+        context_length=1024,
+        engine=EngineConfig("/models/tiny", "cpu", "float32", 16, 64, threads),
+        scheduler=SchedulerConfig(256, 256, 64),
+        transfer=TransferConfig(),
+        network=NetworkConfig("", "127.0.0.1", ("tcp://127.0.0.1:1",), "/keys"),
+    )
+
+
+def gateway_config() -> GatewayConfig:
+    return GatewayConfig("gateway-0", "tiny", "/models/tiny", "d", "127.0.0.1", 0, ("ipc:///run/x",), "/keys", 1, 1)
+
+
+def fake_specs(record: Path, behaviours: list[str]) -> list[ChildSpec]:
+    """One fake child per behaviour; those that begin with "gateway" get a gateway's config."""
+    script = str(Path(__file__).with_name("fake_child.py"))
+    specs = []
+    for index, behaviour in enumerate(behaviours):
+        config = gateway_config() if behaviour.startswith("gateway") else worker_config(f"worker-{index}", index + 1)
+        name = "gateway" if behaviour.startswith("gateway") else f"worker-{index}"
+        specs.append(ChildSpec(name, config, (sys.executable, "-P", script, behaviour, str(record))))
+    return specs
+
+
+def lines(record: Path) -> list[str]:
+    return record.read_text().splitlines() if record.exists() else []
+
+
+def count(record: Path, word: str) -> int:
+    return sum(word in line for line in lines(record))
+
+
+def started_pids(record: Path) -> list[int]:
+    return [int(line.split()[2]) for line in lines(record) if " started " in line]
+
+
+def is_running(pid: int) -> bool:
+    """False for a zombie too: it has ended, whoever should reap it."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+async def until(condition: Callable[[], bool], bound_s: float = BOUND_S) -> None:
+    async with asyncio.timeout(bound_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def wait_until(condition: Callable[[], bool], bound_s: float = BOUND_S) -> None:
+    deadline = time.monotonic() + bound_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        os.sched_yield()
+        time.sleep(0.01)  # a poll of a condition with a bound

@@ -1,0 +1,51 @@
+"""Who runs, what it is called, whom it joins."""
+
+import pytest
+from baton.core.errors import ConfigurationError
+from baton.core.messages import Role
+from baton.launch.options import HostPort
+from baton.launch.resolve import resolve_engine
+from baton.launch.topology import Cluster, gateway_config, local_worker_configs, require_topology
+
+CLUSTER = Cluster(
+    run_dir="/dev/shm/baton-1",
+    key_file="/dev/shm/baton-1/cluster.key",
+    http=HostPort("127.0.0.1", 8000),
+    join=HostPort("10.0.0.5", 7000),
+    served_model="my-model",
+    log_level="info",
+    debug=False,
+)
+
+
+def test_configs_of_two_prefill_and_one_decode(builders):
+    resolved = resolve_engine(builders.AUTO, builders.MACHINE, builders.SMOLLM2, 3)
+    gateway = gateway_config(CLUSTER, builders.SMOLLM2, resolved, 2, 1)
+    workers = local_worker_configs(CLUSTER, builders.SMOLLM2, resolved, 2, 1)
+
+    assert [worker.worker_id for worker in workers] == ["prefill-0", "prefill-1", "decode-0"]
+    assert [worker.roles for worker in workers] == [(Role.PREFILL,), (Role.PREFILL,), (Role.DECODE,)]
+    assert [worker.scheduler.token_budget for worker in workers] == [512, 512, 256]
+    assert gateway.bind == ("ipc:///dev/shm/baton-1/gateway.sock", "tcp://10.0.0.5:7000")
+    assert all(worker.network.join == ("ipc:///dev/shm/baton-1/gateway.sock",) for worker in workers)
+    assert all(worker.network.listen_host == "10.0.0.5" for worker in workers)  # where others reach them
+    assert {worker.model_digest for worker in workers} == {gateway.model_digest}
+    assert {worker.served_model for worker in workers} == {gateway.served_model} == {"my-model"}
+    assert (gateway.expected_prefill, gateway.expected_decode) == (2, 1)
+    assert (gateway.host, gateway.port) == ("127.0.0.1", 8000)
+
+
+def test_the_digest_tells_dtypes_apart(builders):
+    assert builders.SMOLLM2.digest("float16") != builders.SMOLLM2.digest("float32")
+    assert builders.SMOLLM2.digest("float16") == builders.SMOLLM2.digest("float16")
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(0, 1), (1, 1), (2, 2), (0, 64)])
+def test_pools_that_serve(prefill, decode):
+    require_topology(prefill, decode)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 0), (-1, 1), (0, 65), (1, -2)])
+def test_pools_that_cannot_serve(prefill, decode):
+    with pytest.raises(ConfigurationError, match="--decode"):
+        require_topology(prefill, decode)
