@@ -1,0 +1,103 @@
+"""The gateway process: HTTP server, signals, drain. `run_gateway` is what a launcher's child process calls."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import uvloop
+from aiohttp import web
+
+from ..core.config import GatewayConfig
+from ..core.errors import ConfigurationError
+from .gateway import Gateway, open_gateway
+from .handlers import routes
+from .middleware import errors_as_json
+
+DRAIN_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 1.0  # for connections that are still open after that
+
+logger = logging.getLogger(__name__)
+
+
+def run_gateway(config: GatewayConfig) -> None:
+    """Serve until SIGTERM or SIGINT; then finish what runs. A second signal ends at once.
+
+    Raises ConfigurationError when a port, a key file or the model cannot be used.
+    """
+    uvloop.run(serve(config))
+
+
+async def serve(config: GatewayConfig) -> None:
+    """As `run_gateway`, inside a running event loop."""
+    stopping, killing = asyncio.Event(), asyncio.Event()
+    _on_signals(stopping, killing)
+    gateway, channel = open_gateway(config)
+    try:
+        async with serving(gateway) as server:
+            logger.info("listening on http://%s:%d", config.host, server.port)
+            await _until(server.running, stopping)
+            logger.info("draining")
+            await server.stop_listening()
+            await _until(gateway.drain(DRAIN_TIMEOUT_S), killing)
+    finally:
+        channel.close()
+
+
+class Server(NamedTuple):
+    """A gateway that answers HTTP on `port`. `running` ends only by a bug, with its exception."""
+
+    port: int
+    running: asyncio.Task[None]
+    stop_listening: Callable[[], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway) -> AsyncIterator[Server]:
+    """The gateway on its HTTP port. Raises ConfigurationError when the port cannot be had."""
+    config = gateway.config
+    app = web.Application(middlewares=[errors_as_json(gateway.metrics)], client_max_size=config.max_body_bytes)
+    app.add_routes(routes(gateway))
+    # A handler is cancelled when its client leaves: that is how generations end whose answer nobody reads.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S)
+    await runner.setup()
+    site = web.TCPSite(runner, config.host, config.port)
+    running = asyncio.create_task(gateway.run())
+    try:
+        await _start(site, config)
+        yield Server(runner.addresses[0][1], running, site.stop)
+    finally:
+        gateway.dispatcher.stop("this server has been shut down")
+        await runner.cleanup()
+        running.cancel()
+        await asyncio.wait([running])
+        gateway.prompts.close()
+
+
+async def _start(site: web.TCPSite, config: GatewayConfig) -> None:
+    try:
+        await site.start()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror}. Choose another port, or --port 0 for a "
+            "free one"
+        ) from error
+
+
+def _on_signals(stopping: asyncio.Event, killing: asyncio.Event) -> None:
+    def on_signal() -> None:
+        (killing if stopping.is_set() else stopping).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+
+
+async def _until(work: Coroutine[Any, Any, None] | asyncio.Task[None], stop: asyncio.Event) -> None:
+    """Runs `work` to its end, or until `stop` is set; what it raises is raised."""
+    working, stopping = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
+    await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        working.result()

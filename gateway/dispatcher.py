@@ -1,0 +1,356 @@
+"""Dispatcher: sends requests to workers and brings their tokens back; owns the table of requests.
+
+A generation waits in the admission queue until a decode worker has credit for it. Then PrefillRequest and
+GenerateRequest go out at once. Tokens come back numbered: repeats are dropped, a gap is an error. When the decode
+worker dies, the request goes to another one together with the tokens it has so far; the same seed continues it with
+the same tokens. When the prefill worker dies nothing is done here: the decode worker computes the prompt itself.
+
+Everything runs in the event loop's thread and nothing waits: time enters through `tick`.
+"""
+
+import logging
+import time
+import uuid
+from asyncio import Event, get_running_loop
+from collections.abc import Callable
+
+from ..core.messages import (
+    AbortRequest,
+    GenerateRequest,
+    Message,
+    NodeRef,
+    PrefillRequest,
+    RequestFailed,
+    Role,
+    TokenChunk,
+    WorkerInfo,
+)
+from ..core.request import FinishReason, Request
+from ..core.timeline import Station, Timeline
+from ..radix_cache.index import PrefixIndexes
+from .admission import Admission
+from .generation import Attempt, Generation, Unavailable
+from .membership import Membership, Worker
+from .metrics import Metrics
+from .prompts import Limits, Prompt
+from .router import Candidate, Route, Router
+
+MAX_RETRIES = 2
+RETRY_DELAY_S = 0.25  # before asking again after a refusal; doubles
+STALL_S = 300.0  # a dispatched request without any token for so long is given up
+
+logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """`send` returns whether the message went out; it removes a worker that cannot be reached (`worker_left`)."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        index: PrefixIndexes,
+        admission: Admission,
+        metrics: Metrics,
+        send: Callable[[NodeRef, Message], bool],
+        expected_prefill: int,
+    ):
+        self._membership = membership
+        self._index = index
+        self._admission = admission
+        self._metrics = metrics
+        self._send = send
+        self._awaits_prefill = expected_prefill > 0  # until the first one has come
+        self._router = Router()
+        self._generations: dict[str, Generation] = {}  # key |-> generation that has not ended
+        self._attempts: dict[str, Generation] = {}  # id on the wire |-> generation
+        self._is_pumping = False
+        self.is_draining = False
+        self.last_progress = time.monotonic()  # when any worker last sent a token
+
+    # ---- what the HTTP side calls ---------------------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        """Generations on workers."""
+        return len(self._attempts)
+
+    @property
+    def num_queued(self) -> int:
+        """Generations that wait for credit or for another attempt."""
+        return len(self._generations) - len(self._attempts)
+
+    def limits(self, model_context: int) -> Limits:
+        """What a request may take: the largest decode worker there is, or the model's own while there is none."""
+        workers = self._membership.with_role(Role.DECODE)
+        context_length = max((w.info.context_length for w in workers), default=model_context)
+        return Limits(context_length, max((w.pool_tokens for w in workers), default=model_context))
+
+    def submit(
+        self,
+        prompt: Prompt,
+        namespace: str,
+        timeline: Timeline,
+        changed: Event,
+        pinned: tuple[NodeRef, NodeRef | None] | None = None,
+    ) -> Generation:
+        """Start one generation; it must be given to `cancel` when it is not needed any more.
+
+        Raises Unavailable: 429 when the queue is full, 503 when this gateway is draining.
+        """
+        now = time.monotonic()
+        if self.is_draining:
+            raise Unavailable("this server is shutting down; ask another one", 503, retry_after=5)
+        if self._admission.is_full and pinned is None:
+            self._metrics.refused("queue_full")
+            raise Unavailable(
+                f"all workers are busy and {self._admission.num_queued} requests wait already; try again later",
+                429,
+                self._admission.retry_after(now),
+            )
+        generation = Generation(uuid.uuid4().hex, prompt, namespace, changed, timeline, pinned, last_progress=now)
+        self._generations[generation.key] = generation
+        if pinned is None:
+            self._admission.enqueue(generation.key, now)
+            self._pump()
+        else:
+            self._dispatch_pinned(generation, pinned)
+        return generation
+
+    def cancel(self, generation: Generation, reason: str) -> None:
+        """Nobody wants more of it: its workers are told and its place is free. Harmless when it has ended."""
+        if self._generations.pop(generation.key, None) is None:
+            return
+        self._end_attempt(generation, reason)
+        self._admission.dequeue(generation.key)
+        if not generation.ended:
+            generation.finish(FinishReason.ABORT)
+        self._pump()
+
+    # ---- what the workers say -------------------------------------------------------------------------------------
+
+    def handle(self, sender: NodeRef, body: Message) -> None:
+        match body:
+            case TokenChunk():
+                self._on_chunk(sender, body)
+            case RequestFailed():
+                self._on_failed(sender, body)
+
+    def _on_chunk(self, sender: NodeRef, chunk: TokenChunk) -> None:
+        generation = self._attempts.get(chunk.request_id)
+        attempt = generation.attempt if generation is not None else None
+        if generation is None or attempt is None or attempt.route.decode != sender:
+            if chunk.finish_reason is None:
+                self._send(sender, AbortRequest(chunk.request_id, "the gateway does not know this request"))
+            return
+        num_known = len(generation.output_token_ids)
+        if chunk.index > num_known or chunk.finish_reason is FinishReason.ABORT:
+            self._retry(generation, "the decode worker lost part of the answer", sender)
+            return
+        now = time.monotonic()
+        new = chunk.token_ids[num_known - chunk.index :]
+        self._metrics.tokens_arrived(len(new), now - generation.last_progress if num_known else None)
+        self.last_progress = generation.last_progress = now
+        if not attempt.prompt_done:
+            self._first_chunk(generation, attempt, chunk)
+        generation.output_token_ids += new
+        if chunk.finish_reason is not None:
+            self._end(generation)
+            generation.finish(chunk.finish_reason)
+            self._pump()
+        elif new:
+            generation.changed.set()
+
+    def _on_failed(self, sender: NodeRef, failed: RequestFailed) -> None:
+        generation = self._attempts.get(failed.request_id)
+        attempt = generation.attempt if generation is not None else None
+        if generation is None or attempt is None:
+            return
+        if attempt.route.decode != sender:
+            logger.debug("prefill of %s failed on %s: %s", failed.request_id, sender.node_id, failed.message)
+            return  # the decode worker hears of it too and computes the prompt itself
+        if failed.retryable:
+            self._retry(generation, failed.message, sender)
+        else:
+            self._fail(generation, Unavailable(f"the decode worker failed: {failed.message[:300]}", 500))
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        if Role.PREFILL in info.roles:
+            self._awaits_prefill = False
+        if Role.DECODE in info.roles:
+            self._admission.add_worker(
+                info.ref, block_size=info.block_size, num_blocks=info.num_blocks, max_running=info.max_running
+            )
+        self._pump()
+
+    def worker_left(self, info: WorkerInfo) -> None:
+        for generation in list(self._attempts.values()):
+            attempt = generation.attempt
+            if attempt is None:
+                continue
+            if attempt.route.decode == info.ref:
+                self._retry(generation, f"the decode worker {info.ref.node_id} is gone", info.ref)
+            elif attempt.route.prefill == info.ref:
+                route = attempt.route
+                attempt.route = Route(route.decode, None, route.decode_missing, 0)
+        self._router.forget(info.ref)
+        self._admission.remove_worker(info.ref)
+
+    def tick(self, now: float) -> None:
+        """Ends what has waited for too long."""
+        for key in self._admission.expired(now):
+            self._fail(self._generations[key], self._waited_too_long(now))
+        for generation in list(self._attempts.values()):
+            if now - generation.last_progress > STALL_S:
+                self._fail(generation, Unavailable(f"no worker made progress on this request for {STALL_S:g} s", 503))
+        self._pump()
+
+    def stop(self, reason: str) -> None:
+        """Fails everything that is left."""
+        for generation in list(self._generations.values()):
+            self._fail(generation, Unavailable(reason, 503, retry_after=5))
+
+    # ---- dispatching ----------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Dispatches from the head of the queue while there is credit."""
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            while (key := self._admission.head) is not None:
+                generation = self._generations[key]
+                route = self._choose(generation)
+                if route is None:
+                    return
+                self._admission.take(key, route.decode, len(generation.token_ids), generation.remaining_tokens)
+                self._admission.dequeue(key)
+                if not self._dispatch(generation, route, has_credit=True):
+                    self._admission.enqueue(key, time.monotonic(), first=True)
+        finally:
+            self._is_pumping = False
+
+    def _choose(self, generation: Generation) -> Route | None:
+        """Where it can go now; None: it must wait."""
+        if self._awaits_prefill:
+            return None
+        token_ids = generation.token_ids
+        num_tokens, total = len(token_ids), len(token_ids) + generation.remaining_tokens
+        credit = set(self._admission.with_credit(num_tokens, generation.remaining_tokens))
+        decode = [w for w in self._membership.with_role(Role.DECODE) if w.info.ref in credit and _holds(w, total)]
+        decode = [w for w in decode if w.info.ref not in generation.refused_by] or decode
+        if not decode:
+            return None
+        prefill = [w for w in self._membership.with_role(Role.PREFILL) if _holds(w, num_tokens)]
+        cached = self._index.match(generation.namespace, token_ids)
+        return self._router.choose(num_tokens, _candidates(decode, cached), _candidates(prefill, cached))
+
+    def _dispatch_pinned(self, generation: Generation, pinned: tuple[NodeRef, NodeRef | None]) -> None:
+        route = Route(pinned[0], pinned[1], len(generation.prompt.token_ids), 0)
+        if not self._dispatch(generation, route, has_credit=False):
+            self._fail(generation, Unavailable("a worker cannot be reached"))
+
+    def _dispatch(self, generation: Generation, route: Route, *, has_credit: bool) -> bool:
+        """Sends it out. False: a worker could not be reached (it has been removed), all is undone."""
+        request_id = uuid.uuid4().hex
+        generation.attempt = Attempt(request_id, route, has_credit)
+        generation.last_progress = time.monotonic()
+        generation.timeline = generation.timeline.stamped(Station.DISPATCHED)
+        self._router.dispatched(route)
+        request = Request(
+            request_id,
+            generation.namespace,
+            generation.prompt.token_ids,
+            generation.prompt.sampling,
+            list(generation.output_token_ids),
+        )
+        sent = True
+        if route.prefill is not None:
+            prefill = PrefillRequest(request_id, generation.namespace, generation.token_ids, route.decode)
+            sent = self._send(route.prefill, prefill)
+        if not (sent and self._send(route.decode, GenerateRequest(request, route.prefill))):
+            self._end_attempt(generation, "its other worker cannot be reached")
+            return False
+        self._attempts[request_id] = generation
+        generation.changed.set()
+        return True
+
+    # ---- ends -----------------------------------------------------------------------------------------------------
+
+    def _first_chunk(self, generation: Generation, attempt: Attempt, chunk: TokenChunk) -> None:
+        attempt.prompt_done = True
+        self._router.prompt_done(attempt.route)
+        if chunk.timeline is not None and not generation.output_token_ids:
+            generation.timeline = generation.timeline.merged(chunk.timeline)
+        cached = chunk.num_cached_tokens or 0
+        known = generation.num_cached_tokens
+        # After a second attempt, what either of them computed was computed.
+        generation.num_cached_tokens = cached if known is None else min(cached, known)
+
+    def _end_attempt(self, generation: Generation, abort_reason: str | None) -> None:
+        """Gives back what the attempt holds here; with a reason its workers are told to stop."""
+        attempt, generation.attempt = generation.attempt, None
+        if attempt is None:
+            return
+        self._attempts.pop(attempt.request_id, None)
+        if not attempt.prompt_done:
+            self._router.prompt_done(attempt.route)
+        self._router.ended(attempt.route)
+        if attempt.has_credit:
+            self._admission.release(generation.key, time.monotonic())
+        if abort_reason is None:
+            return
+        abort = AbortRequest(attempt.request_id, abort_reason)
+        for ref in (attempt.route.decode, None if attempt.prompt_done else attempt.route.prefill):
+            if ref is not None and ref in self._membership.workers:
+                self._send(ref, abort)
+
+    def _end(self, generation: Generation, abort_reason: str | None = None) -> None:
+        self._end_attempt(generation, abort_reason)
+        self._admission.dequeue(generation.key)
+        self._generations.pop(generation.key, None)
+
+    def _fail(self, generation: Generation, error: Unavailable) -> None:
+        self._end(generation, str(error))
+        generation.fail(error)
+
+    def _retry(self, generation: Generation, reason: str, worker: NodeRef) -> None:
+        """Another attempt, from the tokens there are; the worker that failed is avoided while there is another."""
+        self._end_attempt(generation, reason)
+        output, sampling = generation.output_token_ids, generation.prompt.sampling
+        if output and output[-1] in sampling.stop_token_ids:
+            self._end(generation)
+            generation.finish(FinishReason.STOP)
+        elif generation.remaining_tokens <= 0:
+            self._end(generation)
+            generation.finish(FinishReason.LENGTH)
+        elif generation.pinned is not None or generation.num_retries >= MAX_RETRIES:
+            self._fail(generation, Unavailable(f"{reason[:300]}; gave up after {generation.num_retries + 1} attempts"))
+        else:
+            logger.info("a request starts again with %d tokens: %s", len(output), reason)
+            self._metrics.retried()
+            generation.num_retries += 1
+            generation.refused_by.add(worker)
+            delay = 0.0 if worker not in self._membership.workers else RETRY_DELAY_S * 2 ** (generation.num_retries - 1)
+            get_running_loop().call_later(delay, self._requeue, generation)
+
+    def _requeue(self, generation: Generation) -> None:
+        if generation.key in self._generations:
+            self._admission.enqueue(generation.key, time.monotonic(), first=True)
+            self._pump()
+
+    def _waited_too_long(self, now: float) -> Unavailable:
+        retry_after = self._admission.retry_after(now)
+        if self._awaits_prefill or not self._membership.with_role(Role.DECODE):
+            kind = "prefill" if self._awaits_prefill else "decode"
+            self._metrics.refused("no_worker")
+            return Unavailable(f"there is no {kind} worker now; try again later", 503, retry_after)
+        self._metrics.refused("queue_delay")
+        return Unavailable("all workers are busy; the request waited too long for one", 429, retry_after)
+
+
+def _holds(worker: Worker, num_tokens: int) -> bool:
+    return num_tokens <= min(worker.info.context_length, worker.pool_tokens)
+
+
+def _candidates(workers: list[Worker], cached: dict[str, int]) -> list[Candidate]:
+    return [Candidate(w.info.ref, cached.get(w.info.ref.node_id, 0)) for w in workers]

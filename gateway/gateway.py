@@ -1,0 +1,112 @@
+"""Gateway: all parts of one gateway put together; what the HTTP handlers work with."""
+
+import asyncio
+import logging
+import secrets
+import time
+from pathlib import Path
+
+from ..core.config import GatewayConfig
+from ..core.messages import NodeRef
+from ..core.request import SamplingParams
+from ..radix_cache.index import PrefixIndexes
+from ..transfer.gateway_channel import GatewayChannel
+from ..transfer.keys import ClusterKeys
+from ..vocab.chat_template import ChatTemplate
+from ..vocab.model_config import load_model_config
+from ..vocab.tokenizer import Tokenizer
+from .admission import Admission
+from .cache_feed import CacheFeed
+from .cluster import Channel, Cluster
+from .dispatcher import Dispatcher
+from .membership import Membership
+from .metrics import Metrics
+from .openai_api import RequestParser
+from .openai_format import AnswerFormat
+from .probe import Probe
+from .prompts import Limits, Prompt, PromptBuilder
+from .stream import Response
+
+DRAIN_POLL_S = 0.05
+_PROBE_TOKENS = 4
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """One model, one channel, one table of requests. `run` serves the channel until it is cancelled.
+
+    Raises ConfigurationError for a model folder that cannot be used.
+    """
+
+    def __init__(self, config: GatewayConfig, ref: NodeRef, channel: Channel):
+        folder = Path(config.model_folder)
+        model = load_model_config(folder)
+        self.config = config
+        self.started_at = int(time.time())
+        self.vocab_size = model.vocab_size
+        self.tokenizer = Tokenizer.from_folder(folder)
+        self.parser = RequestParser(config.served_model, model.vocab_size)
+        self.prompts = PromptBuilder(self.tokenizer, ChatTemplate.from_folder(folder, self.tokenizer), model)
+        self.membership = Membership(ref, config.model_digest, config.worker_timeout_s)
+        self.metrics = Metrics(lambda: list(self.membership.workers.values()))
+        self.cluster = Cluster(channel, self.membership)
+        index = PrefixIndexes()
+        self.dispatcher = Dispatcher(
+            self.membership,
+            index,
+            Admission(config.max_queue, config.max_queue_delay_s),
+            self.metrics,
+            self.cluster.send,
+            config.expected_prefill,
+        )
+        self.probe = Probe(
+            self.dispatcher,
+            self.membership,
+            _probe_prompt(model.vocab_size),
+            expected_prefill=config.expected_prefill,
+            expected_decode=config.expected_decode,
+        )
+        self.cluster.listeners += [CacheFeed(index, self.cluster.send), self.dispatcher, self.probe]
+        self._model_context = model.max_position_embeddings
+
+    @property
+    def limits(self) -> Limits:
+        return self.dispatcher.limits(self._model_context)
+
+    def respond(self, answer: AnswerFormat) -> Response:
+        """A response that has not been started."""
+        return Response(self.dispatcher, self.metrics, self.tokenizer, answer, self.config.keep_alive_s)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.cluster.run())
+            tasks.create_task(self.probe.run())
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new and let what runs finish; what has not by then gets an error."""
+        self.dispatcher.is_draining = True
+        deadline = time.monotonic() + timeout_s
+        while self.dispatcher.num_in_flight + self.dispatcher.num_queued and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        self.dispatcher.stop("this server has been shut down")
+
+
+def open_gateway(config: GatewayConfig) -> tuple[Gateway, GatewayChannel]:
+    """A gateway with its sockets bound. Must run in the event loop that will serve it; the caller closes the channel.
+
+    Raises ConfigurationError when an address, the key file or the model cannot be used.
+    """
+    ref = NodeRef(config.gateway_id, secrets.randbits(63))
+    channel = GatewayChannel(config.bind, ref, ClusterKeys.load(config.key_file))
+    try:
+        return Gateway(config, ref, channel), channel
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _probe_prompt(vocab_size: int) -> Prompt:
+    """Any tokens do: the answer is not looked at."""
+    token_ids = [min(token_id, vocab_size - 1) for token_id in range(1, _PROBE_TOKENS + 1)]
+    return Prompt(token_ids, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))

@@ -1,0 +1,80 @@
+"""Generation: one prompt on its way to one answer, as the gateway sees it."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from ..core.errors import RequestError
+from ..core.messages import NodeRef
+from ..core.request import FinishReason
+from ..core.timeline import Station, Timeline
+from .prompts import Prompt
+from .router import Route
+
+
+class Unavailable(RequestError):
+    """Not now: overloaded (429), or a worker that is needed is missing or failed (503, 500)."""
+
+    def __init__(self, message: str, status: int = 503, retry_after: int | None = None):
+        super().__init__(message, None, {429: "overloaded", 503: "unavailable"}.get(status, "worker_failed"), status)
+        self.retry_after = retry_after
+
+
+@dataclass
+class Attempt:
+    """The request as it was sent to workers once. Each attempt has an id of its own, minted here: what is left of an
+    earlier one on some worker can never be taken for it."""
+
+    request_id: str
+    route: Route
+    has_credit: bool
+    prompt_done: bool = False
+
+
+@dataclass
+class Generation:
+    """What is known of one answer. `changed` is set at each change; several generations of one response share it.
+
+    `pinned` names the workers to use (a probe): then there is no queue and no second attempt. `error` and
+    `finish_reason` exclude each other; with either of them the generation has ended.
+    """
+
+    key: str
+    prompt: Prompt
+    namespace: str
+    changed: asyncio.Event
+    timeline: Timeline
+    pinned: tuple[NodeRef, NodeRef | None] | None = None
+    output_token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+    finish_reason: FinishReason | None = None
+    error: Unavailable | None = None
+    attempt: Attempt | None = None
+    num_retries: int = 0
+    refused_by: set[NodeRef] = field(default_factory=set)
+    last_progress: float = field(default_factory=time.monotonic)
+
+    @property
+    def ended(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def was_dispatched(self) -> bool:
+        return Station.DISPATCHED in self.timeline.stamps
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output so far: what a worker needs the KV of before the next token."""
+        return self.prompt.token_ids + self.output_token_ids
+
+    @property
+    def remaining_tokens(self) -> int:
+        return self.prompt.sampling.max_tokens - len(self.output_token_ids)
+
+    def finish(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+        self.changed.set()
+
+    def fail(self, error: Unavailable) -> None:
+        self.error = error
+        self.changed.set()

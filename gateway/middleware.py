@@ -1,0 +1,76 @@
+"""What surrounds every handler: a request id out, and every error as an OpenAI error object."""
+
+import logging
+import re
+import uuid
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from ..core.errors import RequestError
+from .generation import Unavailable
+from .metrics import Metrics
+from .openai_format import encode_json, error_object, error_of
+
+_REQUEST_ID = web.RequestKey("request_id", str)
+_CLEAN_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+logger = logging.getLogger(__name__)
+
+
+def request_id(request: web.Request) -> str:
+    """The id of this HTTP exchange, minted here. What the client calls it is only echoed, never used as a key."""
+    if _REQUEST_ID not in request:
+        request[_REQUEST_ID] = uuid.uuid4().hex
+    return request[_REQUEST_ID]
+
+
+def shown_request_id(request: web.Request) -> str:
+    """What X-Request-Id says in the answer: the client's own id when it is a clean header value."""
+    given = request.headers.get("X-Request-Id", "")
+    return given if _CLEAN_REQUEST_ID.fullmatch(given) else request_id(request)
+
+
+def errors_as_json(metrics: Metrics) -> Middleware:
+    """The middleware. Errors after a stream has begun cannot come here: they are events of the stream."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except RequestError as error:
+            response = _error_response(error)
+        except web.HTTPException as error:
+            response = _http_error(request, error)
+        except Exception:  # a bug: the client gets an error and no details, the log gets the traceback
+            logger.exception("a request failed")
+            response = _error_response(RequestError("the server failed here; its log says why", status=500))
+        if not response.prepared:
+            response.headers["X-Request-Id"] = shown_request_id(request)
+        metrics.responded(response.status)
+        return response
+
+    return middleware
+
+
+def _error_response(error: RequestError) -> web.Response:
+    headers = {}
+    if isinstance(error, Unavailable) and error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    body = encode_json(error_of(error))
+    return web.Response(body=body, status=error.status, content_type="application/json", headers=headers)
+
+
+def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
+    """aiohttp's own: no such path, wrong method, body too large."""
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        message = "the body is larger than this server takes"
+    elif isinstance(error, web.HTTPMethodNotAllowed):
+        message = f"this path takes {', '.join(sorted(error.allowed_methods))} only"
+    elif isinstance(error, web.HTTPNotFound):
+        message = "there is no such path; GET / lists what there is"
+    else:
+        message = error.reason
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    body = encode_json(error_object(message, error.status))
+    return web.Response(body=body, status=error.status, content_type="application/json", headers=headers)

@@ -1,0 +1,155 @@
+"""Probe: is a request answered? Sends one through a prefill and a decode worker now and then; /ready shows the result.
+
+It runs at the start, when a worker comes or goes, and every INTERVAL_S while no token came from real requests. A GET
+starts nothing.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from ..core.messages import Message, NodeRef, Role, WorkerInfo
+from ..core.timeline import Timeline
+from .dispatcher import Dispatcher
+from .generation import Generation, Unavailable
+from .membership import Membership
+from .prompts import Prompt
+
+INTERVAL_S = 10.0
+RETRY_S = 1.0  # after a failure
+TIMEOUT_S = 30.0
+NAMESPACE = "probe"  # so that probes never answer from, or enter, the caches of clients
+
+logger = logging.getLogger(__name__)
+
+
+class Probe:
+    """`expected_*`: how many workers of each kind the launcher starts; one of each kind that is expected must be there.
+
+    Readiness is the result of the last probe. A failed one counts only if no other request made progress meanwhile:
+    then the workers are busy, not broken.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        membership: Membership,
+        prompt: Prompt,
+        *,
+        expected_prefill: int,
+        expected_decode: int,
+    ):
+        self._dispatcher = dispatcher
+        self._membership = membership
+        self._prompt = prompt
+        self._expected = {Role.PREFILL: expected_prefill, Role.DECODE: expected_decode}
+        self._wake = asyncio.Event()
+        self._round = 0
+        self._problem = "no probe has been answered yet"
+
+    @property
+    def ready(self) -> bool:
+        return self._missing() is None and not self._problem and not self._dispatcher.is_draining
+
+    def report(self) -> dict[str, Any]:
+        """The body of /ready."""
+        problem = "draining" if self._dispatcher.is_draining else self._missing() or self._problem
+        workers = {
+            role.value: {"expected": expected, "present": len(self._membership.with_role(role))}
+            for role, expected in self._expected.items()
+        }
+        return {"ready": self.ready, "problem": problem or None, "workers": workers}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._wake.clear()
+            if self._missing() is None:
+                await self._probe()
+            await self._sleep(RETRY_S if self._problem else INTERVAL_S)
+
+    # ---- listener -------------------------------------------------------------------------------------------------
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        self._wake.set()
+
+    def worker_left(self, info: WorkerInfo) -> None:
+        self._wake.set()
+
+    def handle(self, sender: NodeRef, body: Message) -> None:
+        """Messages say nothing about readiness; answered probes do."""
+
+    def tick(self, now: float) -> None:
+        """The probe has its own clock."""
+
+    # ---- one probe ------------------------------------------------------------------------------------------------
+
+    def _missing(self) -> str | None:
+        """The kind of worker that is not there."""
+        needed = [role for role in Role if role is Role.DECODE or self._expected[role]]
+        missing = [role.value for role in needed if not self._membership.with_role(role)]
+        return f"no {' and no '.join(missing)} worker has joined" if missing else None
+
+    async def _probe(self) -> None:
+        """Goes through the pairs of workers in turn; one answer is enough."""
+        started = time.monotonic()
+        problems = []
+        for pair in self._pairs():
+            problem = await self._ask(pair)
+            if problem is None:
+                self._problem = ""
+                return
+            problems.append(problem)
+        if self._dispatcher.last_progress <= started:
+            if not self._problem:
+                logger.warning("not ready: %s", problems[0])
+            self._problem = problems[0]
+
+    def _pairs(self) -> list[tuple[NodeRef, NodeRef | None]]:
+        """As many pairs as it takes to use every worker once, beginning elsewhere each time."""
+        decode = [worker.info.ref for worker in self._membership.with_role(Role.DECODE)]
+        prefill: list[NodeRef | None] = [worker.info.ref for worker in self._membership.with_role(Role.PREFILL)]
+        prefill = prefill or [None]
+        self._round += 1
+        count = max(len(decode), len(prefill))
+        return [
+            (decode[(self._round + i) % len(decode)], prefill[(self._round + i) % len(prefill)]) for i in range(count)
+        ]
+
+    async def _ask(self, pair: tuple[NodeRef, NodeRef | None]) -> str | None:
+        """What went wrong; None when a token came."""
+        changed = asyncio.Event()
+        try:
+            generation = self._dispatcher.submit(self._prompt, NAMESPACE, Timeline(), changed, pinned=pair)
+        except Unavailable as error:
+            return str(error)
+        names = " and ".join(ref.node_id for ref in pair if ref is not None)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await _ended(generation)
+        except TimeoutError:
+            return f"{names} did not answer a probe within {TIMEOUT_S:g} s"
+        finally:
+            self._dispatcher.cancel(generation, "the probe is over")
+        return None if generation.error is None else f"{names} did not answer a probe: {generation.error}"
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until something changes or a probe is due; tokens of real requests put it off."""
+        due = time.monotonic() + seconds
+        while not self._wake.is_set():
+            if not self._problem:
+                due = max(due, self._dispatcher.last_progress + seconds)
+            if (left := due - time.monotonic()) <= 0:
+                return
+            try:
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+
+async def _ended(generation: Generation) -> None:
+    while not generation.ended:
+        generation.changed.clear()
+        await generation.changed.wait()

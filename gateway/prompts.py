@@ -1,0 +1,118 @@
+"""From a parsed request to token ids with a decided length: chat template, tokenizer, context limits."""
+
+import msgspec
+
+from ..core.errors import RequestError
+from ..core.request import SamplingParams
+from ..vocab.chat_template import ChatTemplate
+from ..vocab.model_config import ModelConfig
+from ..vocab.tokenizer import Tokenizer
+from .batch_tokenizer import BatchTokenizer
+from .openai_api import DEFAULT_COMPLETION_TOKENS, ParsedRequest
+
+# More characters than this for each token of the context cannot fit: refused before they are tokenised, so that no
+# client can keep the tokenizer busy. Real text has 2 to 5.
+_MOST_CHARACTERS_PER_TOKEN = 256
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How many tokens a request may have in all: what the model allows, and what the largest decode pool holds."""
+
+    context_length: int
+    pool_tokens: int
+
+    @property
+    def max_tokens(self) -> int:
+        return min(self.context_length, self.pool_tokens)
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One prompt, ready to be sent: `sampling` has its max_tokens and the model's end-of-sequence tokens."""
+
+    token_ids: list[int]
+    sampling: SamplingParams
+
+
+class PromptBuilder:
+    """Chat template and tokenizer of the served model."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, model: ModelConfig):
+        self._batch = BatchTokenizer(tokenizer)
+        self._template = template
+        self._eos_token_ids = tuple(dict.fromkeys((*model.eos_token_ids, *tokenizer.eos_token_ids)))
+
+    async def build(self, request: ParsedRequest, limits: Limits) -> list[Prompt]:
+        """The prompts of a request in the client's order. Raises RequestError (400) for what does not fit."""
+        if request.messages is not None:
+            all_token_ids = await self._chat(request.messages, limits)
+        elif request.texts is not None:
+            self._refuse_endless(request.texts, limits, "prompt")
+            all_token_ids = await self._batch.encode(request.texts, add_special_tokens=True)
+        else:
+            all_token_ids = list(request.token_ids or ())
+        return [self._prompt(request, token_ids, limits) for token_ids in all_token_ids]
+
+    def close(self) -> None:
+        self._batch.close()
+
+    async def _chat(self, messages: tuple[dict[str, str], ...], limits: Limits) -> list[list[int]]:
+        template = self._template
+        if template is None:
+            raise RequestError("this model has no chat template; use /v1/completions", "messages")
+        self._refuse_endless([message["content"] for message in messages], limits, "messages")
+        text = await self._batch.call(lambda: template.render(messages))
+        self._refuse_endless([text], limits, "messages")
+        return await self._batch.encode([text])
+
+    @staticmethod
+    def _refuse_endless(texts: "tuple[str, ...] | list[str]", limits: Limits, param: str) -> None:
+        longest = max(map(len, texts))
+        if longest > limits.context_length * _MOST_CHARACTERS_PER_TOKEN:
+            raise RequestError(
+                f"the text has {longest} characters, which cannot fit the context of {limits.context_length} tokens",
+                param,
+                "context_length_exceeded",
+            )
+
+    def _prompt(self, request: ParsedRequest, token_ids: list[int], limits: Limits) -> Prompt:
+        param = "messages" if request.messages is not None else "prompt"
+        if not token_ids:
+            raise RequestError(f"{param} has no tokens: send at least one character of this vocabulary", param)
+        max_tokens = decide_max_tokens(request, len(token_ids), limits)
+        sampling = request.sampling
+        if sampling.min_tokens > max_tokens:
+            raise RequestError(f"min_tokens {sampling.min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
+        end_tokens = () if sampling.ignore_eos else self._eos_token_ids
+        stop_token_ids = tuple(dict.fromkeys((*end_tokens, *sampling.stop_token_ids)))
+        return Prompt(
+            token_ids, msgspec.structs.replace(sampling, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
+        )
+
+
+def decide_max_tokens(request: ParsedRequest, num_prompt_tokens: int, limits: Limits) -> int:
+    """Tokens to generate: what the client asks for, else the rest of the context (completions: at most 16 of it).
+
+    Raises RequestError, code context_length_exceeded, when prompt and answer do not fit in the context or the pool.
+    """
+    is_chat = request.messages is not None
+    param = "messages" if is_chat else "prompt"
+    room = limits.max_tokens - num_prompt_tokens
+    asked = request.max_tokens
+    if num_prompt_tokens + (asked or 1) > limits.context_length:
+        wanted = f"and {asked} are asked for" if asked else "and at least 1 must be generated"
+        raise RequestError(
+            f"the context has {limits.context_length} tokens; the prompt has {num_prompt_tokens} {wanted}, together "
+            f"{num_prompt_tokens + (asked or 1)}. Shorten the prompt or lower max_tokens",
+            param if room < 1 else "max_tokens",
+            "context_length_exceeded",
+        )
+    if (asked or 1) > room:
+        raise RequestError(
+            f"the prompt has {num_prompt_tokens} tokens and {asked or 1} are asked for, but the largest KV pool of a "
+            f"decode worker holds {limits.pool_tokens} tokens. Shorten the prompt or lower max_tokens",
+            param if room < 1 else "max_tokens",
+            "context_length_exceeded",
+        )
+    if asked is not None:
+        return asked
+    return room if is_chat else min(room, DEFAULT_COMPLETION_TOKENS)

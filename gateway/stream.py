@@ -1,0 +1,154 @@
+"""Response: the generations of one HTTP request, as a whole answer or as server-sent events.
+
+The writer never runs ahead of the client: it waits until what it wrote has been taken, and whatever tokens have come
+by then go out as one chunk. When nothing is to be sent for a while, a comment keeps the connection open.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from ..core.request import FinishReason
+from ..core.timeline import Station, Timeline
+from ..vocab.tokenizer import Tokenizer
+from .choices import Choice, Delta, usage_of
+from .dispatcher import Dispatcher
+from .generation import Unavailable
+from .metrics import Metrics
+from .openai_format import SSE_DONE, SSE_KEEP_ALIVE, AnswerFormat, error_of, sse
+from .prompts import Prompt
+
+
+class Response:
+    """Starts one generation per prompt; `close` must be called, whatever happened, and aborts what still runs.
+
+    Raises Unavailable from its constructor and its methods when the workers cannot serve it.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        tokenizer: Tokenizer,
+        answer: AnswerFormat,
+        keep_alive_s: float,
+    ):
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._tokenizer = tokenizer
+        self._answer = answer
+        self._keep_alive_s = keep_alive_s
+        self._changed = asyncio.Event()
+        self._choices: list[Choice] = []
+        self._started_at = time.monotonic()
+
+    def start(self, prompts: Sequence[Prompt], namespace: str, timeline: Timeline, stop: Sequence[str]) -> None:
+        """Hands all prompts to the dispatcher."""
+        for index, prompt in enumerate(prompts):
+            generation = self._dispatcher.submit(prompt, namespace, timeline, self._changed)
+            self._choices.append(Choice(index, generation, self._tokenizer, stop))
+
+    def close(self) -> None:
+        """Aborts the generations that have not ended and counts them all."""
+        seconds = time.monotonic() - self._started_at
+        for choice in self._choices:
+            generation = choice.generation
+            self._dispatcher.cancel(generation, "the client left")
+            reason = "error" if generation.error is not None else choice.finish_reason or FinishReason.ABORT
+            cached = generation.num_cached_tokens or 0
+            self._metrics.answered(len(generation.prompt.token_ids), cached, seconds, reason)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of the first choice."""
+        return self._choices[0].generation.timeline
+
+    async def whole(self) -> bytes:
+        """The answer in one piece, encoded."""
+        async for _ in self._deltas(None):
+            pass
+        return self._answer.whole([choice.finished() for choice in self._choices], usage_of(self._choices))
+
+    async def wait_for_dispatch(self) -> None:
+        """Returns when the first chunk is there, or a generation has been with a worker for the keep-alive time.
+
+        Until then an error can still be a plain HTTP error.
+        """
+        while not any(choice.generation.was_dispatched for choice in self._choices):
+            await self._wait(None)
+            self._raise_error()
+        deadline = time.monotonic() + self._keep_alive_s
+        while not any(c.generation.output_token_ids or c.generation.ended for c in self._choices):
+            if not await self._wait(deadline - time.monotonic()):
+                break
+        self._raise_error()
+
+    async def events(self, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
+        """Server-sent events up to [DONE]; what comes together is joined. An error becomes the last event."""
+        try:
+            async for deltas in self._deltas(self._keep_alive_s):
+                yield b"".join(map(self._spell, deltas)) if deltas else SSE_KEEP_ALIVE
+        except Unavailable as error:
+            yield sse(error_of(error))
+            return
+        if include_usage:
+            yield self._answer.usage(usage_of(self._choices))
+        yield f": timing {spell_timing(self.timeline)}\n\n".encode()
+        yield SSE_DONE
+
+    def _spell(self, delta: Delta) -> bytes:
+        choice = self._choices[delta.index]
+        parts = []
+        if not choice.started:
+            choice.started = True
+            parts.append(self._answer.first(delta.index))
+        if delta.text:
+            parts.append(self._answer.delta(delta.index, delta.text))
+        if delta.finish_reason is not None:
+            parts.append(self._answer.last(delta.index, delta.finish_reason))
+        return b"".join(parts)
+
+    async def _deltas(self, keep_alive_s: float | None) -> AsyncGenerator[list[Delta], None]:
+        """What is new in all choices, until all have ended; an empty list after `keep_alive_s` without anything."""
+        while True:
+            self._changed.clear()
+            deltas = [delta for choice in self._choices if (delta := self._advance(choice)) is not None]
+            if deltas:
+                yield deltas
+            if all(choice.finish_reason is not None for choice in self._choices):
+                return
+            self._raise_error()
+            if not self._changed.is_set() and not await self._wait(keep_alive_s):
+                yield []
+
+    def _advance(self, choice: Choice) -> Delta | None:
+        generation = choice.generation
+        if generation.output_token_ids and Station.FIRST_CHUNK not in generation.timeline.stamps:
+            generation.timeline = generation.timeline.stamped(Station.FIRST_CHUNK)
+            self._metrics.first_token(generation.timeline)
+        delta = choice.advance()
+        if delta is not None and delta.stopped_early:
+            self._dispatcher.cancel(generation, "a stop string was generated")
+        return delta
+
+    def _raise_error(self) -> None:
+        for choice in self._choices:
+            if choice.generation.error is not None and choice.finish_reason is None:
+                raise choice.generation.error
+
+    async def _wait(self, timeout_s: float | None) -> bool:
+        """Waits for a change; False when there is none in time. The dispatcher bounds the wait without a timeout."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
+
+
+def spell_timing(timeline: Timeline) -> str:
+    """Stages in milliseconds, in the syntax of a Server-Timing header."""
+    spans = [(f"{start}_to_{end}", duration_ns) for start, end, duration_ns in timeline.stages()]
+    spans += [("handover_copy", timeline.copy_ns), ("handover_message", timeline.message_ns)]
+    return ", ".join(f"{name};dur={duration_ns / 1e6:.3f}" for name, duration_ns in spans)

@@ -1,0 +1,76 @@
+"""What workers say about themselves, as metrics: read from their last Status at each scrape."""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..core.messages import Status
+from .membership import Worker
+
+_LABELS = ("worker", "role")
+_BLOCK_STATES = ("free", "reserved", "private", "cached", "quarantined")
+_GAUGES = {
+    "requests_running": ("num_running", "Requests the worker computes."),
+    "requests_waiting": ("num_waiting", "Requests the worker has accepted and not begun."),
+    "waiting_tokens": ("num_waiting_tokens", "Prompt tokens accepted and not yet computed."),
+}
+_COUNTERS = {
+    "tokens_computed": ("num_tokens_computed", "Tokens that went through a forward pass."),
+    "tokens_generated": ("num_tokens_generated", "Tokens sampled."),
+    "preemptions": ("num_preemptions", "Sequences sent back to wait."),
+    "kv_sent_bytes": ("num_kv_bytes_sent", "KV handed over to others."),
+    "kv_received_bytes": ("num_kv_bytes_received", "KV handed over by others."),
+    "handover_failures": ("num_handover_failures", "Hand-overs that ended in local computation."),
+}
+
+
+class WorkerCollector(Collector):
+    """A worker that left is not shown any more, so its name cannot stay as a series for ever."""
+
+    def __init__(self, workers: Callable[[], list[Worker]]):
+        self._workers = workers
+
+    def collect(self) -> Iterable[Metric]:
+        reporting = [(_labels(worker), worker.status) for worker in self._workers() if worker.status is not None]
+        for name, (field, text) in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"baton_worker_{name}", text, labels=_LABELS)
+            for labels, status in reporting:
+                gauge.add_metric(labels, getattr(status, field))
+            yield gauge
+        for name, (field, text) in _COUNTERS.items():
+            counter = CounterMetricFamily(f"baton_worker_{name}", text, labels=_LABELS)
+            for labels, status in reporting:
+                counter.add_metric(labels, getattr(status, field))
+            yield counter
+        yield _blocks(reporting)
+        yield _usage(reporting)
+        yield self._alive()
+
+    def _alive(self) -> Metric:
+        alive = GaugeMetricFamily("baton_worker_up", "Workers in the table.", labels=_LABELS)
+        for worker in self._workers():
+            alive.add_metric(_labels(worker), 1)
+        return alive
+
+
+def _blocks(reporting: list[tuple[list[str], Status]]) -> Metric:
+    blocks = GaugeMetricFamily("baton_worker_blocks", "KV blocks by state.", labels=(*_LABELS, "state"))
+    for labels, status in reporting:
+        for state in _BLOCK_STATES:
+            blocks.add_metric([*labels, state], getattr(status, f"{state}_blocks"))
+    return blocks
+
+
+def _usage(reporting: list[tuple[list[str], Status]]) -> Metric:
+    usage = GaugeMetricFamily(
+        "baton_kv_cache_usage_ratio", "Part of the KV pool that running requests hold.", labels=_LABELS
+    )
+    for labels, status in reporting:
+        total = sum(getattr(status, f"{state}_blocks") for state in _BLOCK_STATES)
+        usage.add_metric(labels, (total - status.available_blocks) / total if total else 0.0)
+    return usage
+
+
+def _labels(worker: Worker) -> list[str]:
+    return [worker.info.ref.node_id, "+".join(sorted(worker.info.roles))]
