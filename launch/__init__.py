@@ -1,0 +1,1 @@
+"""The command line, the supervisor, and what builds each process from its frozen config."""

@@ -97,7 +97,7 @@ def find_model(model: str | None) -> ModelFacts:
     source = resolve_model(model, default_cache_dir(), default_progress())
     facts = read_model_facts(source.name, source.folder, source.quantisation_note)
     note = f" ({facts.note})" if facts.note else ""
-    write_line(f"model: {facts.name}{note}, {facts.num_parameters / 1e6:,.0f} million weights")
+    write_line(f"model: {facts.name}{note}, {facts.num_parameters / 1e6:,.1f} million weights")
     return facts
 
 
