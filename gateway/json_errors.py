@@ -36,7 +36,7 @@ def read_json(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if (param := _surrogate_field(body)) is not None:
             raise RequestError(
-                f"{param} is not valid Unicode: it holds a lone surrogate. Send whole characters", param
+                f"{param} is not valid Unicode: it holds a lone surrogate. Send whole characters", field_of(param)
             ) from None
         raise RequestError(f"the body is not valid JSON: {bounded(str(error))}", code="invalid_json") from None
 
@@ -44,7 +44,7 @@ def read_json(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
 def refuse_invalid(error: msgspec.ValidationError, prefix: str = "") -> NoReturn:
     """Raises the RequestError for a field of the wrong type or range.
 
-    `prefix` is the field whose value was converted by itself: it is the one named, the place inside it is in the text.
+    `prefix` is the field whose value was converted by itself.
     """
     text = str(error)
     found = _PATH.search(text)
@@ -56,8 +56,12 @@ def refuse_invalid(error: msgspec.ValidationError, prefix: str = "") -> NoReturn
     else:
         reason = bounded(_PATH.sub("", text))
         message = f"{path}: {reason[0].lower()}{reason[1:]}" if path else f"the body: {reason[0].lower()}{reason[1:]}"
-    param = prefix.partition("[")[0] or path
-    raise RequestError(bounded(message), bounded(param, _LONGEST_PARAM) or None) from None
+    raise RequestError(bounded(message), field_of(path)) from None
+
+
+def field_of(path: str) -> str | None:
+    """What `param` says of a place in the body: `stop` for `stop[3]`, but `messages[3].role` in full."""
+    return bounded(path if "." in path else path.partition("[")[0], _LONGEST_PARAM) or None
 
 
 def _surrogate_field(body: bytes) -> str | None:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from ..core.errors import RequestError
 from ..core.request import SamplingParams
-from .json_errors import bounded, read_json, refuse_invalid
+from .json_errors import bounded, field_of, read_json, refuse_invalid
 from .unsupported import UnsupportedFields, refuse_unsupported
 
 MAX_PROMPTS = 128
@@ -200,7 +200,7 @@ class RequestParser:
             index = next(i for i, token_id in enumerate(token_ids) if token_id >= self._vocab_size)
             raise RequestError(
                 f"{param}[{index}] is not a token of this model, whose ids are 0 to {self._vocab_size - 1}",
-                param.partition("[")[0],
+                field_of(param),
             )
 
 

@@ -251,11 +251,11 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(model_folder: Path, answer: list[int], **changes: Any) -> AsyncIterator[World]:
+async def open_world(folder: Path, answer: list[int], /, **changes: Any) -> AsyncIterator[World]:
     settings: dict[str, Any] = {
         "gateway_id": "gateway-0",
         "served_model": MODEL,
-        "model_folder": str(model_folder),
+        "model_folder": str(folder),
         "model_digest": "digest",
         "host": "127.0.0.1",
         "port": 0,

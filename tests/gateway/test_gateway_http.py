@@ -180,4 +180,4 @@ def test_ledger_tells_of_running_requests(in_world: Any, world_module: Any) -> N
         _, ledger = await world.get("/ledger")
         assert ledger["idle"] is True
 
-    in_world(scenario)
+    in_world(scenario, keep_alive_s=0.02)

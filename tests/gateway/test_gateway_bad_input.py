@@ -1,0 +1,283 @@
+"""Every bad request gets a 4xx with the OpenAI error object that names the field; nothing of it reaches a worker."""
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+NEEDED = {COMPLETIONS: '"prompt": "hi"', CHAT: '"messages": [{"role": "user", "content": "hi"}]'}
+
+# (more JSON in the body, field at fault), for both endpoints
+BOTH: list[tuple[str, str | None]] = [
+    *((f'"{field}": {value}', None) for field in ("temperature", "top_p", "min_p") for value in ("NaN", "Infinity")),
+    *((f'"temperature": {value}', "temperature") for value in ("-1", "2.1", '"0.5"', "1e400", "true", "[]")),
+    *((f'"top_p": {value}', "top_p") for value in ("-0.1", "1.1", '"1"', "-1e400", "false")),
+    *((f'"min_p": {value}', "min_p") for value in ("-0.1", "1.1", "{}")),
+    *((f'"top_k": {value}', "top_k") for value in ("-2", "1.5", '"3"', "true")),
+    *((f'"max_tokens": {value}', "max_tokens") for value in ("0", "-5", "1.0", '"4"', "true", "1000000000000000000")),
+    *((f'"min_tokens": {value}', "min_tokens") for value in ("-1", "true", '900, "max_tokens": 5')),
+    *((f'"seed": {value}', "seed") for value in ("1.5", '"7"', "true", "18446744073709551616", "-9223372036854775809")),
+    *((f'"stop": {value}', "stop") for value in ('""', '[""]', '["a", ""]', "5", "[5]", "{}", json.dumps(["x"] * 17))),
+    ('"stop": [null]', "stop"),
+    *((f'"stop_token_ids": {value}', "stop_token_ids") for value in ("5", "[-1]", "[1.5]", "[true]", "[320]")),
+    ('"stop_token_ids": ' + json.dumps([3] * 129), "stop_token_ids"),
+    ('"stream_options": {"include_usage": true}', "stream_options"),
+    ('"stream": "yes"', "stream"),
+    ('"stream": true, "stream_options": {"include_usage": 1}', "stream_options.include_usage"),
+    ('"ignore_eos": 1', "ignore_eos"),
+    ('"model": 5', "model"),
+    *((f'"n": {value}', "n") for value in ("0", "2", "129", "1000000", "9223372036854775808", "true", '"1"')),
+    ('"best_of": 2', "best_of"),
+    ('"echo": true', "echo"),
+    ('"suffix": "x"', "suffix"),
+    *((f'"logprobs": {value}', "logprobs") for value in ("0", "5", "true")),
+    ('"top_logprobs": 3', "top_logprobs"),
+    *((f'"logit_bias": {value}', "logit_bias") for value in ('{"999999": 5}', '{"abc": 5}', "[]")),
+    *((f'"{kind}_penalty": {value}', f"{kind}_penalty") for kind in ("presence", "frequency") for value in ("1", "-3")),
+    ('"repetition_penalty": 0', "repetition_penalty"),
+    ('"response_format": {"type": "json_object"}', "response_format"),
+    ('"guided_regex": "a*"', "guided_regex"),
+    ('"tools": [{"type": "function"}]', "tools"),
+    ('"cache_salt": "mine"', "cache_salt"),
+    ('"chat_template": "{{ 1 }}"', "chat_template"),
+    ('"user": "\\ud800"', "user"),
+    ('"user": ' + "[" * 5000 + "]" * 5000, None),
+]
+# whole bodies
+COMPLETION_BODIES: list[tuple[str, str | None]] = [
+    ("{}", "prompt"),
+    ('{"prompt": null}', "prompt"),
+    *(
+        (f'{{"prompt": {prompt}}}', "prompt")
+        for prompt in (
+            '""',
+            "[]",
+            '[""]',
+            '["a", ""]',
+            "[[]]",
+            "[[5], []]",
+            "5",
+            "{}",
+            "true",
+            "[320]",
+            "[-1]",
+            "[1.5]",
+            "[true]",
+            "[[1], [-3]]",
+            "[[1], [320]]",
+            "[9223372036854775808]",
+            "[99999999999999999999999]",
+            '["a", 5]',
+            '[5, "a"]',
+            '["a", [5]]',
+            '[[5], "a"]',
+            "[null]",
+            "[[null]]",
+            "[{}]",
+            '[["a"]]',
+            json.dumps(["x"] * 129),
+        )
+    ),
+    ('{"prompt": "\\ud800"}', "prompt"),
+    ('{"prompt": "a\\udc00b"}', "prompt"),
+    ('{"prompt": ["a", "\\udc00b"]}', "prompt"),
+    ('{"prompt": "hi", "stop": ["\\ud83d"]}', "stop"),
+]
+CHAT_BODIES: list[tuple[str, str | None]] = [
+    ("{}", "messages"),
+    ('{"messages": null}', "messages"),
+    ('{"messages": []}', "messages"),
+    ('{"messages": "hi"}', "messages"),
+    ('{"messages": {}}', "messages"),
+    ('{"messages": ["hi"]}', "messages"),
+    ('{"messages": [{"content": "hi"}]}', "messages[0].role"),
+    ('{"messages": [{"role": 1, "content": "hi"}]}', "messages[0].role"),
+    ('{"messages": [{"role": "user"}]}', "messages[0].content"),
+    ('{"messages": [{"role": "user", "content": null}]}', "messages[0].content"),
+    ('{"messages": [{"role": "user", "content": 5}]}', "messages[0].content"),
+    ('{"messages": [{"role": "user", "content": ["hi"]}]}', "messages[0].content[0]"),
+    ('{"messages": [{"role": "user", "content": [{"text": "hi"}]}]}', "messages[0].content[0].type"),
+    ('{"messages": [{"role": "user", "content": [{"type": "text"}]}]}', "messages[0].content[0].text"),
+    ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "messages[0].content[0].type"),
+    ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "messages[0].content"),
+    ('{"messages": [{"role": "\\ud800", "content": "a"}]}', "messages[0].role"),
+    ('{"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}', "messages[0].tool_calls"),
+    ('{"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 0}', "max_completion_tokens"),
+]
+# no JSON object at all; for both
+NO_OBJECT = ['"x"', "[]", "42", "null", "", "{", "{x", "[" * 200 + "]" * 200, "[" * 100000, "hello", "{'prompt': 1}"]
+
+
+def cases(path: str) -> list[tuple[str, str | None]]:
+    own = COMPLETION_BODIES if path == COMPLETIONS else CHAT_BODIES
+    return [*own, *(("{" + NEEDED[path] + ", " + extra + "}", param) for extra, param in BOTH)]
+
+
+async def refused(world: Any, path: str, body: bytes, status: int = 400) -> dict[str, Any]:
+    """Posts `body`, checks what all refusals have in common, returns the error object."""
+    async with world.http.post(world.url + path, data=body) as response:
+        raw = await response.read()
+        assert response.status == status, (body[:200], raw)
+        assert response.headers["Content-Type"].startswith("application/json")
+    assert len(raw) < 2048
+    error: dict[str, Any] = json.loads(raw, parse_constant=lambda name: pytest.fail(f"{name} in an error"))["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    for leak in ("Traceback", "Error(", ".py", "msgspec", "Struct", "_C"):
+        assert leak not in error["message"]
+    return error
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_fields(in_world: Any, path: str, stream: bool) -> None:
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair()
+        for body, param in cases(path):
+            if stream and '"stream' not in body and body.startswith("{"):
+                body = body[:-1] + (", " if body != "{}" else "") + '"stream": true}'
+            error = await refused(world, path, body.encode())
+            assert error["param"] == param, (body[:200], error)
+            assert error["type"] == "invalid_request_error"
+        for body in NO_OBJECT:
+            error = await refused(world, path, body.encode())
+            assert error["param"] is None
+        assert (await refused(world, path, b'{"prompt": "\xff\xfe", "messages": []}'))["param"] is None
+        assert decode.live == {}
+        needed = json.loads("{" + NEEDED[path] + "}")
+        status, _ = await world.answer_to(path, needed)
+        assert status == 200
+        assert world.is_empty
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_values_that_ask_for_nothing_pass(in_world: Any, path: str) -> None:
+    neutral = {
+        "n": 1,
+        "logprobs": False if path == CHAT else None,
+        "top_logprobs": None,
+        "logit_bias": {},
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "none",
+        "stop": None,
+        "max_tokens": None,
+        "seed": None,
+        "stream_options": None,
+        "user": "somebody",
+        "store": False,
+        "unknown_field": {"a": [1, 2]},
+        "kv_transfer_params": {"remote_port": -1, "tp_size": 10**9},
+    }
+
+    async def scenario(world: Any) -> None:
+        await world.pair()
+        needed = json.loads("{" + NEEDED[path] + "}")
+        for stop in (None, [], "x", ["x"] * 16):
+            status, body = await world.answer_to(path, needed | neutral | {"stop": stop})
+            assert status == 200, body
+        for sampling in ({"top_k": -1}, {"top_k": 10**9}, {"top_p": 0}, {"temperature": 5e-324}, {"seed": -1}):
+            status, body = await world.answer_to(path, needed | sampling)
+            assert status == 200, body
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_unknown_model(in_world: Any, stream: bool) -> None:
+    async def scenario(world: Any) -> None:
+        await world.pair()
+        for path in (COMPLETIONS, CHAT):
+            for name in ("other", "x" * 10_000):
+                body = json.loads("{" + NEEDED[path] + "}") | {"model": name, "stream": stream}
+                error = await refused(world, path, json.dumps(body).encode(), 404)
+                assert (error["param"], error["code"]) == ("model", "model_not_found")
+                assert "tiny-llama" in error["message"]
+
+    in_world(scenario)
+
+
+def test_prompts_over_the_context_name_the_numbers(in_world: Any) -> None:
+    async def scenario(world: Any) -> None:
+        await world.pair()
+        for prompt, max_tokens, numbers, param in (
+            ([5] * 1024, None, ("1024", "1025"), "prompt"),
+            ([5] * 1000, 25, ("1024", "1000", "25", "1025"), "max_tokens"),
+            ([5] * 3000, 5, ("1024", "3000", "5", "3005"), "prompt"),
+            ([5], 10**18, ("1024", "1", str(10**18)), "max_tokens"),
+        ):
+            body = {"prompt": prompt, "max_tokens": max_tokens}
+            error = await refused(world, COMPLETIONS, json.dumps(body).encode())
+            assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+            assert all(number in error["message"] for number in numbers), error
+        # The last token that fits, and a default that does not ask for more than there is.
+        for body in ({"prompt": [5] * 1000, "max_tokens": 24}, {"prompt": [5] * 1020}, {"prompt": [5] * 1023}):
+            status, _ = await world.answer_to(COMPLETIONS, body)
+            assert status == 200
+        long = {"messages": [{"role": "user", "content": "x" * 5000}]}
+        error = await refused(world, CHAT, json.dumps(long).encode())
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+        endless = {"prompt": "x" * 300_000}
+        error = await refused(world, COMPLETIONS, json.dumps(endless).encode())
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+    in_world(scenario)
+
+
+def test_prompts_over_the_pool(in_world: Any) -> None:
+    """It fits the context and no pool: refused at once, and those behind it run."""
+
+    async def scenario(world: Any) -> None:
+        await world.pair(num_blocks=4)
+        error = await refused(world, COMPLETIONS, json.dumps({"prompt": [5] * 60, "max_tokens": 5}).encode())
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+        assert "64" in error["message"]
+        status, _ = await world.answer_to(COMPLETIONS, {"prompt": [5] * 60, "max_tokens": 4})
+        assert status == 200
+        status, models = await world.get("/v1/models")
+        assert models["data"][0]["max_model_len"] == 64
+
+    in_world(scenario)
+
+
+def test_large_bodies(in_world: Any) -> None:
+    async def scenario(world: Any) -> None:
+        await world.pair()
+        for path in (COMPLETIONS, CHAT):
+            await refused(world, path, b"x" * 100_001, 413)
+            # Many mistakes give one short answer.
+            parts = [{"type": "wrong" * 5}] * 900
+            body = {"messages": [{"role": "user", "content": parts}], "prompt": parts}
+            await refused(world, path, json.dumps(body).encode())
+            body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": "9" * 50_000}
+            await refused(world, path, json.dumps(body).encode())
+            await refused(world, path, json.dumps({"x" * 50_000: "\ud800"}).encode())
+        assert (await world.answer_to(COMPLETIONS, {"prompt": "x"}))[0] == 200
+
+    in_world(scenario, max_body_bytes=100_000)
+
+
+def test_a_template_that_refuses(in_world: Any, tiny_model: Any, tmp_path: Any) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{{ raise_exception('roles must alternate') }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+    async def scenario(world: Any) -> None:
+        await world.pair()
+        for stream in (False, True):
+            body = {"messages": [{"role": "user", "content": "x"}], "stream": stream}
+            error = await refused(world, CHAT, json.dumps(body).encode())
+            assert error["param"] == "messages"
+            assert "roles must alternate" in error["message"]
+        status, _ = await world.answer_to(COMPLETIONS, {"prompt": "x"})
+        assert status == 200
+
+    in_world(scenario, model_folder=str(folder))
