@@ -275,4 +275,7 @@ class Sending:
     def _end(self, request_id: str, *, succeeded: bool) -> _Outgoing:
         outgoing = self._outgoing.pop(request_id)
         self._around.held.end((request_id, outgoing.peer), succeeded)
+        ring, ring_id = self._rings.get(outgoing.peer), outgoing.session.ring_id
+        if not succeeded and ring_id is not None and (ring is None or ring.ring_id != ring_id):
+            self._around.tell(outgoing.peer, RingGone(ring_id))  # its offer was lost: the receiver must make another
         return outgoing

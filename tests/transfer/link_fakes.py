@@ -1,0 +1,228 @@
+"""What the tests of KVLink stand on: a pool in numpy, a network whose every message can be held, lost or repeated."""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from baton.core.config import NetworkConfig, TransferConfig
+from baton.core.layout import BlockLayout
+from baton.core.messages import Message, NodeRef, Role, WorkerInfo
+from baton.transfer.channels import Incoming, PeerUnreachable, WorkerChannels
+from baton.transfer.keys import ClusterKeys
+from baton.transfer.link import KVLink, LinkEvent
+
+NUM_LAYERS, NUM_HEADS, HEAD_DIM = 2, 3, 4
+POISON = -7.0
+
+
+def layout_of(block_size: int) -> BlockLayout:
+    return BlockLayout(NUM_LAYERS, NUM_HEADS, HEAD_DIM, block_size, "float32")
+
+
+BYTES_PER_TOKEN = layout_of(1).bytes_per_token
+
+
+def kv_of(seed: int, num_tokens: int) -> np.ndarray:
+    """KV of a prompt, `[num_layers, 2, num_heads, num_tokens, head_dim]`; every number in it is different."""
+    shape = (NUM_LAYERS, 2, NUM_HEADS, num_tokens, HEAD_DIM)
+    return (np.arange(np.prod(shape), dtype=np.float32) + 10_000.0 * seed).reshape(shape)
+
+
+class NumpyStore:
+    """A KV cache pool that does one token at a time: slow and obvious. Starts poisoned."""
+
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        self.block_size = block_size
+        self.pool = np.full((num_blocks, NUM_LAYERS, 2, NUM_HEADS, block_size, HEAD_DIM), POISON, np.float32)
+
+    def write(self, block_table: Sequence[int], start: int, kv: np.ndarray) -> None:
+        for n in range(kv.shape[3]):
+            block, offset = divmod(start + n, self.block_size)
+            self.pool[block_table[block], :, :, :, offset] = kv[:, :, :, n]
+
+    def read(self, block_table: Sequence[int], start: int, stop: int) -> np.ndarray:
+        tokens = [divmod(n, self.block_size) for n in range(start, stop)]
+        return np.stack([self.pool[block_table[b], :, :, :, o] for b, o in tokens], axis=3)
+
+    def gather(self, block_table: Sequence[int], start: int, stop: int, out: memoryview) -> int:
+        data = self.read(block_table, start, stop).tobytes()
+        out[:] = data
+        return len(data)
+
+    def scatter(self, block_table: Sequence[int], start: int, stop: int, piece: memoryview) -> None:
+        shape = (NUM_LAYERS, 2, NUM_HEADS, stop - start, HEAD_DIM)
+        self.write(block_table, start, np.frombuffer(piece, np.float32).reshape(shape))
+
+
+class FakeNetwork:
+    """Messages under way, in the order of sending. The script decides which arrives next, which is lost or repeated."""
+
+    def __init__(self) -> None:
+        self.under_way: list[tuple[NodeRef, Incoming]] = []  # (receiver, message)
+        self.channels: dict[NodeRef, FakeChannels] = {}
+
+    def deliver(self, index: int = 0, *, keep: bool = False) -> None:
+        to, incoming = self.under_way[index] if keep else self.under_way.pop(index)
+        if to in self.channels:
+            self.channels[to].arrived.append(incoming)
+
+    def lose(self, index: int = 0) -> Message:
+        return self.under_way.pop(index)[1].body
+
+    def deliver_all(self) -> None:
+        while self.under_way:
+            self.deliver()
+
+
+class FakeChannels:
+    def __init__(self, network: FakeNetwork, info: WorkerInfo) -> None:
+        self._network = network
+        self._info = info
+        self._peers: dict[NodeRef, WorkerInfo] = {}
+        self.arrived: list[Incoming] = []
+        network.channels[info.ref] = self
+
+    def add_peer(self, info: WorkerInfo) -> None:
+        self._peers[info.ref] = info
+
+    def remove_peer(self, ref: NodeRef) -> None:
+        self._peers.pop(ref, None)
+
+    def peer_info(self, ref: NodeRef) -> WorkerInfo:
+        if ref not in self._peers:
+            raise PeerUnreachable(f"{ref.node_id} is not known")
+        return self._peers[ref]
+
+    def send(self, to: NodeRef, body: Message, payload: bytearray | None = None) -> None:
+        self.peer_info(to)
+        frame = None if payload is None else memoryview(bytearray(payload))
+        self._network.under_way.append((to, Incoming(self._info.ref, body, frame)))
+
+    def poll(self, timeout_s: float) -> list[Incoming]:
+        arrived, self.arrived = self.arrived, []
+        return arrived
+
+    def close(self) -> None:
+        pass
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+
+class Node:
+    """One worker as far as hand-overs go: channels, link, pool, and the events its roles would have seen."""
+
+    def __init__(
+        self,
+        channels: FakeChannels | WorkerChannels,
+        info: WorkerInfo,
+        store: NumpyStore,
+        config: TransferConfig,
+        run_dir: str,
+        clock: Clock,
+    ) -> None:
+        self.channels, self.info, self.ref, self.store, self.clock = channels, info, info.ref, store, clock
+        self.link = KVLink(channels, store, layout_of(store.block_size), config, run_dir, info)
+        self.events: list[LinkEvent] = []
+
+    def turn(self, timeout_s: float = 0.0) -> None:
+        for incoming in self.channels.poll(timeout_s):
+            self.events += self.link.handle(incoming, self.clock.now)
+        self.events += self.link.pump(self.clock.now)
+
+    def take_events(self) -> list[LinkEvent]:
+        events, self.events = self.events, []
+        return events
+
+    def close(self) -> None:
+        self.link.close()
+        self.channels.close()
+
+
+class Cluster:
+    """Nodes of one transport: "shared_memory" and "tcp" over real sockets, "fake" over FakeNetwork."""
+
+    def __init__(self, transport: str, tmp_path: Path) -> None:
+        self.transport = transport
+        self.clock = Clock()
+        self.network = FakeNetwork()
+        self.run_dir = tmp_path / "run"
+        self.run_dir.mkdir(mode=0o700)
+        self._keys = ClusterKeys.create(tmp_path / "keys")
+        self.nodes: list[Node] = []
+
+    def add(
+        self,
+        name: str,
+        block_size: int = 4,
+        num_blocks: int = 64,
+        *,
+        slots: int = 4,
+        slot_tokens: int = 3,
+        lease_s: float = 30.0,
+        transport: str = "auto",
+    ) -> Node:
+        ref = NodeRef(name, secrets.randbits(62) + 1)
+        shares = self.transport == "shared_memory"
+        run_dir = str(self.run_dir) if shares else ""
+        config = TransferConfig(transport, slots, slot_tokens * BYTES_PER_TOKEN + 5, lease_s)
+        info = WorkerInfo(
+            ref=ref,
+            roles=(Role.DECODE,),
+            pid=1,
+            device="cpu",
+            model="m",
+            model_digest="d",
+            wire_digest=layout_of(block_size).wire_digest,
+            host_digest=name,
+            endpoints=(),
+            block_size=block_size,
+            num_blocks=num_blocks,
+            context_length=256,
+            max_running=8,
+            threads=1,
+        )
+        channels: FakeChannels | WorkerChannels
+        if self.transport == "fake":
+            channels = FakeChannels(self.network, info)
+        else:
+            channels = WorkerChannels(NetworkConfig(run_dir, "127.0.0.1", (), ""), ref, self._keys)
+            fields = {f: getattr(info, f) for f in info.__struct_fields__}
+            info = WorkerInfo(**{**fields, "host_digest": channels.host_digest, "endpoints": channels.endpoints})
+        node = Node(channels, info, NumpyStore(block_size, num_blocks), config, run_dir, self.clock)
+        for other in self.nodes:
+            other.channels.add_peer(info)
+            node.channels.add_peer(other.info)
+        self.nodes.append(node)
+        return node
+
+    def remove(self, node: Node) -> None:
+        """The node dies; nobody has been told yet."""
+        self.nodes.remove(node)
+        self.network.channels.pop(node.ref, None)
+        node.close()
+
+    def turn(self) -> None:
+        self.network.deliver_all()
+        for node in self.nodes:
+            node.turn(0.002)
+
+    def run_until(self, condition: Callable[[], bool], bound_s: float = 10.0) -> None:
+        """Turns of all nodes until `condition` holds; fails after a bound of real time."""
+        deadline = time.monotonic() + bound_s
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true"
+            self.turn()
+
+    def settle(self) -> None:
+        """Turns until nothing moves any more and every hand-over and slot is gone."""
+        self.run_until(lambda: all(node.link.counts()[:3] == (0, 0, 0) for node in self.nodes))
+        self.turn()  # events of calls come with the next turn
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
