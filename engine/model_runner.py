@@ -13,7 +13,7 @@ class ModelRunner:
     """Runs one model over one pool."""
 
     def __init__(self, model: Model, pool: KVCachePool):
-        self._model = model
+        self.model = model
         self._pool = pool
         self.num_tokens_computed = 0
         self.num_steps = 0
@@ -27,7 +27,7 @@ class ModelRunner:
         """
         layers = self._pool.layers
         plan = plan_attention(layers[0], batch.slot_mapping, batch.cu_seqlens, batch.context_lens, batch.block_tables)
-        hidden = self._model.forward(batch.input_ids, batch.positions, plan, layers, batch.output_rows)
+        hidden = self.model.forward(batch.input_ids, batch.positions, plan, layers, batch.output_rows)
         self.num_tokens_computed += batch.num_tokens
         self.num_steps += 1
         return hidden
@@ -35,4 +35,4 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, hidden_size]` as `forward` returned it |-> `[n, vocab_size]` float32."""
-        return self._model.logits(hidden)
+        return self.model.logits(hidden)
