@@ -144,7 +144,7 @@ def test_bad_fields(in_world: Any, path: str, stream: bool) -> None:
         for body in NO_OBJECT:
             error = await refused(world, path, body.encode())
             assert error["param"] is None
-        assert (await refused(world, path, b'{"prompt": "\xff\xfe", "messages": []}'))["param"] is None
+        assert (await refused(world, path, b'{"model": "\xff\xfe"}'))["param"] is None
         assert decode.live == {}
         needed = json.loads("{" + NEEDED[path] + "}")
         status, _ = await world.answer_to(path, needed)
