@@ -1,6 +1,7 @@
-"""A process of the cluster: `python -P -m baton.launch.child gateway|worker FD`.
+"""A process of the cluster: `python -P -m baton.launch.child gateway|worker NAME FD`.
 
-FD is the read end of a pipe: one line of msgspec JSON, the frozen config, and then nothing. The pipe stays open as
+NAME is for whoever looks at the list of processes. FD is the read end of a pipe: one line of msgspec JSON, the frozen
+config, and then nothing. The pipe stays open as
 long as whoever started this process lives; when it closes, this process ends at once, whatever it is doing. Exit
 codes: 0 drained, 1 a crash, 2 a configuration that cannot work (not worth a restart), 3 the launcher is gone.
 """
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 def main(arguments: list[str]) -> int:
     """Read the config, watch the pipe, build the process and run it until it has drained."""
-    kind, descriptor = arguments[0], int(arguments[1])
+    kind, descriptor = arguments[0], int(arguments[-1])
     config = read_config(kind, descriptor)
     watch_launcher(descriptor)
     set_up_logging(config.log_level)

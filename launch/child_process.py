@@ -44,7 +44,7 @@ def child_spec(config: GatewayConfig | WorkerConfig) -> ChildSpec:
         else (config.worker_id, "worker")
     )
     # -P: the working directory of the user must not shadow any module.
-    return ChildSpec(name, config, (sys.executable, "-P", "-m", "baton.launch.child", kind))
+    return ChildSpec(name, config, (sys.executable, "-P", "-m", "baton.launch.child", kind, name))
 
 
 class ChildProcess:

@@ -66,7 +66,7 @@ def gateway_command(
     /,
     *,
     key_file: Path | None = None,
-    engine: Engine = _ENGINE,
+    dtype: str = "auto",
     gateway: Gateway = _GATEWAY,
     common: Common = _COMMON,
 ) -> int:
@@ -78,10 +78,12 @@ def gateway_command(
         The model that its workers run, as in `baton serve`.
     key_file
         Keys of the cluster; made when the file does not exist. Copy it to the workers' machines.
+    dtype
+        Weights of its workers: auto, float16 or float32. A worker that differs is refused.
     """
     from .serve import serve_gateway
 
-    serve_gateway(model, key_file, engine, gateway, common)
+    serve_gateway(model, key_file, dtype, gateway, common)
     return 0
 
 

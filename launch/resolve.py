@@ -15,7 +15,7 @@ from .options import EngineOptions
 from .sizes import format_size
 
 KV_SHARE = 0.4  # of the memory left after the weights; the rest is for the page cache, the user and activations
-MAX_AUTO_KV_BYTES = 4 * 1024**3
+MAX_AUTO_KV_BYTES = 2 * 1024**3
 WORKER_BASE_BYTES = 400 * 1024**2  # the interpreter, torch and activations of one worker
 MIN_POOL_TOKENS = 256
 CPU_MAX_RUNNING = 64
@@ -53,7 +53,7 @@ def resolve_engine(
     `threads_taken`: cores that other processes of the same cluster use here already. Raises ConfigurationError when
     the model does not fit, with the sum that shows it.
     """
-    dtype = _dtype(options, machine)
+    dtype = resolve_dtype(options.dtype, machine)
     threads = options.threads or max(1, (machine.cores - threads_taken) // num_workers)
     layout = BlockLayout(
         num_layers=model.num_layers,
@@ -68,10 +68,12 @@ def resolve_engine(
     pool_tokens = num_blocks * options.block_size
     _require_useful_pool(options, pool_tokens, kv_bytes, layout)
     context_length = _context_length(options, model, pool_tokens)
+    note = f" ({model.note})" if model.note else ""
     explanation = (
+        f"{model.name}: {model.num_parameters / 1e6:,.1f} million {dtype} weights{note}, "
+        f"context {context_length:,} of {model.max_position_embeddings:,} tokens, {threads} of {machine.cores} core(s) "
+        "a worker",
         f"KV cache: {kv_text} / {format_size(layout.bytes_per_token)} a token = {pool_tokens:,} tokens a worker",
-        f"context: {context_length:,} tokens of the model's {model.max_position_embeddings:,}; "
-        f"{threads} thread(s) a worker, {machine.cores} cores; {dtype} weights",
     )
     return ResolvedEngine(
         engine=EngineConfig(
@@ -90,15 +92,16 @@ def resolve_engine(
     )
 
 
-def _dtype(options: EngineOptions, machine: Machine) -> str:
-    if options.dtype == "auto":
+def resolve_dtype(asked: str, machine: Machine) -> str:
+    """The weights' dtype for --dtype `asked`. Raises ConfigurationError for what this machine cannot compute."""
+    if asked == "auto":
         return "float16" if machine.has_fbgemm else "float32"
-    if options.dtype == "float16" and not machine.has_fbgemm:
+    if asked == "float16" and not machine.has_fbgemm:
         raise ConfigurationError(
             f"--dtype float16 needs FBGEMM, which torch has for x86-64 only; this machine is {machine.architecture}. "
             "Use --dtype float32."
         )
-    return options.dtype
+    return asked
 
 
 def _kv_bytes(

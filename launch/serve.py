@@ -17,6 +17,7 @@ from .machine import describe_machine
 from .model_facts import ModelFacts, read_model_facts
 from .network import claim_port, http_get
 from .options import (
+    DTYPES,
     LOG_LEVELS,
     CommonFlags,
     EngineFlags,
@@ -27,7 +28,7 @@ from .options import (
     require_choice,
     require_port,
 )
-from .resolve import resolve_engine
+from .resolve import resolve_dtype, resolve_engine
 from .run_dir import run_directory
 from .start_table import TableRow, curl_line, join_line, url_of, write_start_table
 from .supervisor import Supervisor
@@ -68,37 +69,34 @@ def serve(
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
         workers = local_worker_configs(cluster, facts, resolved, prefill, decode)
         specs = (
-            child_spec(gateway_config(cluster, facts, resolved, prefill, decode)),
+            child_spec(gateway_config(cluster, facts, resolved.engine.dtype, prefill, decode)),
             *(child_spec(config) for config in workers),
         )
         run_plan(Plan(cluster, specs, model, "/ready", READY_TIMEOUT_S))
 
 
 def serve_gateway(
-    model: str | None, key_file: Path | None, engine: EngineFlags, gateway: GatewayFlags, common: CommonFlags
+    model: str | None, key_file: Path | None, dtype: str, gateway: GatewayFlags, common: CommonFlags
 ) -> None:
     """Run a gateway alone; workers join it. The key file is made when there is none."""
     require_choice("--log-level", common.log_level, LOG_LEVELS)
+    require_choice("--dtype", dtype, DTYPES)
+    dtype = resolve_dtype(dtype, describe_machine())
     http, join = claim_addresses(gateway)
-    options = parse_engine_options(engine)
     facts = find_model(model)
-    resolved = resolve_engine(options, describe_machine(), facts, 1)
     with run_directory(0) as run_dir:
         key_file = key_file or run_dir / "cluster.key"
         if not key_file.exists():
             ClusterKeys.create(key_file)
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
-        config = gateway_config(cluster, facts, resolved, 0, 1)
+        config = gateway_config(cluster, facts, dtype, 0, 1)
         # Its readiness is up to workers that others start, so the table appears when it answers at all.
         run_plan(Plan(cluster, (child_spec(config),), model, "/health", READY_TIMEOUT_S))
 
 
 def find_model(model: str | None) -> ModelFacts:
     source = resolve_model(model, default_cache_dir(), default_progress())
-    facts = read_model_facts(source.name, source.folder, source.quantisation_note)
-    note = f" ({facts.note})" if facts.note else ""
-    write_line(f"model: {facts.name}{note}, {facts.num_parameters / 1e6:,.1f} million weights")
-    return facts
+    return read_model_facts(source.name, source.folder, source.quantisation_note)
 
 
 def claim_addresses(gateway: GatewayFlags) -> tuple[HostPort, HostPort]:

@@ -123,10 +123,20 @@ class Supervisor:
 
     async def _wait_gone(self, tasks: list[asyncio.Task[None]], bound_s: float) -> None:
         """Until all have ended, the bound is over, or a second signal says: now."""
-        gone = asyncio.gather(*tasks, return_exceptions=True)
-        hurry = asyncio.create_task(self._stop_now.wait())
-        await asyncio.wait({asyncio.ensure_future(gone), hurry}, timeout=bound_s, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks:
+            return
+        gone = asyncio.create_task(_until_all_end(tasks))
+        hurry = asyncio.create_task(self._until_hurry())
+        await asyncio.wait([gone, hurry], timeout=bound_s, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
         hurry.cancel()
+
+    async def _until_hurry(self) -> None:
+        await self._stop_now.wait()
+
+
+async def _until_all_end(tasks: list[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)  # unlike gather, it leaves them alone when it is cancelled itself
 
 
 def describe_exit(code: int) -> str:

@@ -42,14 +42,12 @@ def require_topology(num_prefill: int, num_decode: int) -> None:
         )
 
 
-def gateway_config(
-    cluster: Cluster, model: ModelFacts, resolved: ResolvedEngine, num_prefill: int, num_decode: int
-) -> GatewayConfig:
+def gateway_config(cluster: Cluster, model: ModelFacts, dtype: str, num_prefill: int, num_decode: int) -> GatewayConfig:
     return GatewayConfig(
         gateway_id="gateway-0",
         served_model=cluster.served_model,
         model_folder=model.folder,
-        model_digest=model.digest(resolved.engine.dtype),
+        model_digest=model.digest(dtype),
         host=cluster.http.host,
         port=cluster.http.port,
         bind=cluster.join_addresses,

@@ -21,7 +21,7 @@ MACHINE = Machine(cores=2, memory=8 * GIB, architecture="x86_64", system="Linux"
 SMOLLM2 = ModelFacts(
     name="SmolLM2-135M-Instruct",
     folder="/models/smollm2",
-    note="",
+    note="from Q4_1",
     num_layers=30,
     num_kv_heads=3,
     head_dim=64,

@@ -20,9 +20,10 @@ def test_smollm2_on_a_laptop_of_eight_gib(builders):
     assert resolved.engine.dtype == "float16"
     assert resolved.max_running == 64
     assert resolved.explanation == (
+        "SmolLM2-135M-Instruct: 134.5 million float16 weights (from Q4_1), context 8,192 of 8,192 tokens, "
+        "1 of 2 core(s) a worker",
         "KV cache: (8.00 GiB available - 1.28 GiB for 2 worker(s) with weights) x 40% / 2 = 1.34 GiB"
         " / 45.0 KiB a token = 31,296 tokens a worker",
-        "context: 8,192 tokens of the model's 8,192; 1 thread(s) a worker, 2 cores; float16 weights",
     )
 
 
@@ -75,7 +76,7 @@ def test_the_context_shrinks_to_the_pool(builders):
 
 def test_auto_takes_no_more_than_can_be_used(builders):
     machine = msgspec.structs.replace(builders.MACHINE, memory=512 * GIB)
-    assert resolve_engine(builders.AUTO, machine, builders.SMOLLM2, 2).pool_tokens == 4 * GIB // (16 * 46_080) * 16
+    assert resolve_engine(builders.AUTO, machine, builders.SMOLLM2, 2).pool_tokens == 2 * GIB // (16 * 46_080) * 16
     small = msgspec.structs.replace(builders.SMOLLM2, max_position_embeddings=128, num_layers=1)
     options = msgspec.structs.replace(builders.AUTO, max_running=4)
     assert resolve_engine(options, machine, small, 2).pool_tokens == 4 * 128

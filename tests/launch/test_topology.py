@@ -20,7 +20,7 @@ CLUSTER = Cluster(
 
 def test_configs_of_two_prefill_and_one_decode(builders):
     resolved = resolve_engine(builders.AUTO, builders.MACHINE, builders.SMOLLM2, 3)
-    gateway = gateway_config(CLUSTER, builders.SMOLLM2, resolved, 2, 1)
+    gateway = gateway_config(CLUSTER, builders.SMOLLM2, "float16", 2, 1)
     workers = local_worker_configs(CLUSTER, builders.SMOLLM2, resolved, 2, 1)
 
     assert [worker.worker_id for worker in workers] == ["prefill-0", "prefill-1", "decode-0"]

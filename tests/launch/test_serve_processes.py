@@ -1,0 +1,145 @@
+"""The kill matrix on real processes: whatever ends in whatever way, nothing stays behind and the server goes on."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("--dtype", "float32", "--kv-memory", "16M")
+
+
+@pytest.fixture
+def serve(server_process, tiny_model):
+    """Start `baton serve` on the tiny model; ended at the end of the test, however that ends."""
+    started = []
+
+    def start(*arguments: str):
+        server = server_process.ServerProcess("serve", str(tiny_model), *SMALL, *arguments)
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.__exit__()
+
+
+def _all_gone(builders, server) -> bool:
+    return not any(builders.is_running(pid) for pid in server.pids.values())
+
+
+def test_start_answer_and_stop(serve, builders):
+    server = serve()
+    assert len(server.lines) <= 12, server.output
+    assert sorted(server.pids) == ["decode-0", "gateway", "prefill-0"]
+    status, answer = server.complete("the capital of France")
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 8
+    status, ledger = server.get("/ledger")
+    assert (status, ledger["idle"]) == (200, True)
+
+    started = time.monotonic()
+    server.interrupt()
+    assert server.wait(30) == 0
+    assert time.monotonic() - started <= 5.0
+    assert _all_gone(builders, server)
+    assert not server.run_dir.exists()
+
+
+def test_running_requests_are_finished_before_the_stop(serve, builders):
+    server = serve()
+    with server.open_stream("count", 200) as stream:
+        first = stream.readline()
+        server.interrupt()
+        rest = stream.read()
+    assert first.startswith(b"data: ")
+    assert b'"finish_reason":"length"' in rest
+    assert rest.rstrip().endswith(b"data: [DONE]")
+    assert server.wait(30) == 0
+    assert _all_gone(builders, server)
+
+
+def test_a_second_ctrl_c_stops_at_once(serve, builders):
+    server = serve()
+    with server.open_stream("count", 900) as stream:
+        stream.readline()
+        server.interrupt()
+        server.wait_for_line("^stopping")
+        server.interrupt()
+        server.wait(5)
+    builders.wait_until(lambda: _all_gone(builders, server))
+    assert not server.run_dir.exists()
+
+
+def test_nothing_outlives_a_killed_launcher(serve, builders):
+    server = serve()
+    server.process.kill()
+    builders.wait_until(lambda: _all_gone(builders, server))
+    assert server.run_dir.exists()  # nobody was left to remove it
+    second = serve("--prefill", "0")
+    assert not server.run_dir.exists()
+    assert sorted(second.pids) == ["decode-0", "gateway"]
+    assert second.complete("after a crash")[0] == 200
+
+
+def test_a_killed_child_is_replaced_and_the_same_answer_comes_out(serve, builders):
+    server = serve()
+    prompt = "what is the capital of France and what is in the river"
+    _, before = server.complete(prompt, 16)
+    for victim in ("prefill-0", "decode-0", "gateway"):
+        os.kill(server.pids[victim], signal.SIGKILL)
+        server.wait_for_line(rf"^{victim} ended \(signal SIGKILL\); it starts again")
+        assert not builders.is_running(server.pids[victim])
+        server.wait_ready(prefill=1, decode=1)
+        status, after = server.complete(prompt, 16)
+        assert status == 200
+        assert after["choices"] == before["choices"]
+    server.interrupt()
+    assert server.wait(30) == 0
+    assert not server.run_dir.exists()
+
+
+def test_a_worker_joins_and_leaves_while_the_server_runs(serve, server_process, tiny_model):
+    server = serve()
+    join = ("--join", server.join_address, "--key-file", str(server.key_file))
+    with server_process.BatonProcess("decode", str(tiny_model), *SMALL, *join) as worker:
+        server.wait_ready(prefill=1, decode=2)
+        assert server.complete("two of them")[0] == 200
+        worker.interrupt()
+        assert worker.wait(30) == 0, worker.output
+    server.wait_ready(prefill=1, decode=1)
+
+
+def test_a_worker_with_another_model_is_refused(serve, server_process, tiny_model):
+    server = serve("--prefill", "0")
+    join = ("--join", server.join_address, "--key-file", str(server.key_file))
+    other_dtype = ("--dtype", "float16", "--kv-memory", "16M")
+    with server_process.BatonProcess("decode", str(tiny_model), *other_dtype, *join) as worker:
+        assert worker.wait(60) == 2, worker.output
+        assert "refused" in worker.output
+        assert "Traceback" not in worker.output
+    server.wait_ready(prefill=0, decode=1)
+
+
+def test_each_role_by_itself(server_process, tiny_model, tmp_path: Path):
+    key_file = tmp_path / "cluster.key"
+    gateway_flags = ("--dtype", "float32", "--key-file", str(key_file))
+    with server_process.ServerProcess("gateway", str(tiny_model), *gateway_flags) as gateway:
+        assert key_file.stat().st_mode & 0o777 == 0o600
+        assert gateway.get("/ready")[0] == 503
+        join = ("--join", gateway.join_address, "--key-file", str(key_file))
+        with (
+            server_process.BatonProcess("prefill", str(tiny_model), *SMALL, *join) as prefill,
+            server_process.BatonProcess("decode", str(tiny_model), *SMALL, *join) as decode,
+        ):
+            gateway.wait_ready(prefill=1, decode=1)
+            status, answer = gateway.complete("over TCP, with keys")
+            assert (status, answer["usage"]["completion_tokens"]) == (200, 8)
+            for worker in (prefill, decode):
+                worker.interrupt()
+                assert worker.wait(30) == 0, worker.output
+        gateway.interrupt()
+        assert gateway.wait(30) == 0
