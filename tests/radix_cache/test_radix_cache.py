@@ -1,5 +1,7 @@
 """RadixCache by literals. RX numbers are faults that other servers shipped, each as the test that would catch it."""
 
+from random import Random
+
 import pytest
 from baton.core.cache_events import Cleared, Evicted, Stored
 from baton.core.errors import LocalProtocolError, OutOfBlocks
@@ -123,6 +125,17 @@ def test_other_block_sizes(block_size: int) -> None:
 def test_block_sizes_that_are_refused(block_size: int) -> None:
     with pytest.raises(ValueError, match="block_size"):
         RadixCache(8, block_size)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, 5, 8, 13])
+def test_a_node_is_split_after_any_block(num_blocks: int) -> None:
+    token_ids = list(range(2 * num_blocks))
+    for num_shared in range(num_blocks + 1):
+        cache = RadixCache(16, 2)
+        blocks = put(cache, token_ids)
+        other = [*token_ids[: 2 * num_shared + 1], *[99] * 20]  # the next block differs in its second token
+        assert found(cache, other) == blocks[:num_shared]
+        assert found(cache, token_ids[: 2 * num_shared + 1]) == blocks[:num_shared]
 
 
 def test_namespaces_share_nothing() -> None:
@@ -327,6 +340,21 @@ def test_a_parent_goes_after_its_children_in_its_own_turn() -> None:
     assert order == [ab[1], chain_hashes(C, 4)[0], ad[1], ad[0]]
 
 
+def test_eviction_keeps_its_order_however_often_leaves_were_used() -> None:
+    cache, rng = RadixCache(50, 1), Random(3)
+    for token_id in range(50):
+        put(cache, [token_id])
+    cache.drain_events()
+    uses = [*range(50), *(rng.randrange(50) for _ in range(1000))]
+    for token_id in uses:
+        cache.release(cache.match(NS, [token_id]))
+    cache.check_integrity()
+    oldest_first = sorted(range(50), key=lambda token_id: len(uses) - uses[::-1].index(token_id))
+    assert cache.evict(50) == 50
+    (evicted,) = cache.drain_events()
+    assert evicted == Evicted(NS, [chain_hashes([token_id], 1)[0] for token_id in oldest_first])
+
+
 def test_matches_without_eviction_do_not_grow_the_heap() -> None:
     cache = RadixCache(8, 4)
     put(cache, A + B)
@@ -453,18 +481,15 @@ def test_the_ledger_adds_up_and_knows_idle() -> None:
 
 
 def test_a_deep_tree_needs_no_recursion() -> None:
-    cache = RadixCache(3000, 1)
+    cache = RadixCache(1200, 1)
     handle = cache.match(NS, [])
     table: list[int] = []
-    token_ids: list[int] = []
-    for token_id in range(3000):
+    for num_tokens in range(1, 1201):
         table += cache.allocate(1)
-        token_ids.append(token_id)
-        if token_id % 50 == 0 or token_id > 1500:
-            handle = cache.insert(NS, token_ids, table, handle).handle
-    assert cache.tree.num_nodes > 1500
+        handle = cache.insert(NS, range(num_tokens), table, handle).handle
+    assert cache.tree.num_nodes == 1200
     cache.check_integrity()
-    assert sum(len(event.hashes) for event in cache.snapshot()) == 3000
+    assert sum(len(event.hashes) for event in cache.snapshot()) == 1200
     cache.release(handle)
-    assert cache.evict(3000) == 3000
+    assert cache.evict(1200) == 1200
     cache.check_integrity()

@@ -23,7 +23,10 @@ NUM_BLOCKS = 12
 Prefix = tuple[str, tuple[int, ...]]  # namespace, tokens in whole blocks
 
 NAMESPACES = st.sampled_from(["x", "y"])
-TOKENS = st.lists(st.integers(0, 1), max_size=11)
+# Mostly beginnings of one sequence with a short tail of their own, so that nodes are long and split anywhere.
+TOKENS = st.builds(
+    lambda shared, tail: [5] * shared + tail, st.integers(0, 10), st.lists(st.integers(4, 5), max_size=4)
+)
 PICK = st.integers(0, 9)
 
 
