@@ -1,0 +1,129 @@
+"""/metrics: true counts, a bounded number of series, and no request that fails because it was counted."""
+
+from typing import Any
+
+import pytest
+from baton.core.messages import Role, Status
+from prometheus_client.parser import text_string_to_metric_families
+
+BODY = {"prompt": "hi", "max_tokens": 500}
+
+
+async def samples(world: Any) -> dict[str, float]:
+    """name{label="value",...} |-> value."""
+    async with world.http.get(world.url + "/metrics") as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        text = await response.text()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def test_counts_of_one_answer(in_world: Any, world_module: Any, answer: list[int], tokenizer: Any) -> None:
+    async def scenario(world: Any) -> None:
+        await world.pair(cached_tokens=1)
+        await world_module.until(lambda: world.gateway.probe.ready)
+        await world.answer_to("/v1/completions", BODY)
+        await world.answer_to("/v1/completions", BODY | {"prompt": ""})
+        found = await samples(world)
+        num_prompt = len(tokenizer.encode("hi"))
+        assert found["baton_prompt_tokens_total"] == num_prompt
+        assert found["baton_prefix_cache_queries_total"] == num_prompt
+        assert found["baton_prefix_cache_hits_total"] == 1
+        assert found["baton_generation_tokens_total"] == len(answer) + 1  # and the probe's
+        assert found['baton_request_finished_total{finished_reason="stop"}'] == 1
+        assert found['baton_http_responses_total{status_class="2xx"}'] == 1
+        assert found['baton_http_responses_total{status_class="4xx"}'] == 1
+        for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
+            assert found[f"baton_{name}_count"] == 1
+        assert found["baton_handover_copy_seconds_sum"] == pytest.approx(0.001)
+        assert found["baton_handover_message_seconds_sum"] == pytest.approx(0.0005)
+        stages = sum(value for name, value in found.items() if name.startswith("baton_stage_seconds_sum"))
+        assert stages == pytest.approx(found["baton_time_to_first_token_seconds_sum"])
+        assert found['baton_gateway_requests{state="running"}'] == 0
+
+    in_world(scenario)
+
+
+def test_workers_report(in_world: Any, world_module: Any) -> None:
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair()
+        decode.say(Status(3, 2, 700, 10, 20, 30, 40, 0, 50, 1234, 567, 8, 9, 11, 1))
+        await world_module.until(lambda: world.gateway.membership.workers[decode.ref].status)
+        found = await samples(world)
+        labels = 'role="decode",worker="decode-0"'
+        assert found[f"baton_worker_requests_waiting{{{labels}}}"] == 3
+        assert found[f"baton_worker_requests_running{{{labels}}}"] == 2
+        assert found[f"baton_worker_tokens_computed_total{{{labels}}}"] == 1234
+        assert found[f"baton_worker_preemptions_total{{{labels}}}"] == 8
+        assert found[f"baton_worker_handover_failures_total{{{labels}}}"] == 1
+        assert found[f"baton_kv_cache_usage_ratio{{{labels}}}"] == 0.5
+        assert found['baton_worker_blocks{role="decode",state="cached",worker="decode-0"}'] == 40
+        decode.leave()
+        await world_module.until(lambda: len(world.gateway.membership.workers) == 1)
+        assert not any("decode-0" in name for name in await samples(world))
+
+    in_world(scenario)
+
+
+def test_clients_cannot_make_series(in_world: Any, world_module: Any) -> None:
+    async def scenario(world: Any) -> None:
+        await world.pair()
+        await world_module.until(lambda: world.gateway.probe.ready)
+
+        async def every_kind(name: str) -> None:
+            await world.answer_to("/v1/completions", BODY | {"user": name}, headers={"X-Request-Id": name})
+            await world.answer_to("/v1/completions", BODY | {"model": name})
+            await world.answer_to("/v1/completions", BODY | {"prompt": ""})
+            await world.get(f"/{name}")
+
+        await every_kind("first")
+        before = set(await samples(world))
+        for number in range(30):
+            await every_kind(f"name-{number}")
+        assert set(await samples(world)) == before
+
+    in_world(scenario)
+
+
+def test_a_broken_measurement_costs_nothing(
+    in_world: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("Counters can only be incremented by non-negative amounts.")
+
+    monkeypatch.setattr("prometheus_client.Counter.inc", broken)
+    monkeypatch.setattr("prometheus_client.Histogram.observe", broken)
+
+    async def scenario(world: Any) -> None:
+        await world.pair(cached_tokens=10_000)
+        for stream in (False, True):
+            async with world.post("/v1/completions", BODY | {"stream": stream}) as response:
+                assert response.status == 200
+                assert "🏃" in (await response.text())
+        assert world.is_empty
+
+    in_world(scenario)
+    assert "a measurement was lost" in caplog.text
+
+
+def test_a_worker_that_does_not_answer_is_not_idle(in_world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.gateway.cluster.REPORT_TIMEOUT_S", 0.05)
+
+    async def scenario(world: Any) -> None:
+        await world.pair(answers_queries=False)
+        world.worker("decode-1", Role.DECODE)
+        status, ledger = await world.get("/ledger")
+        assert status == 200
+        assert ledger["idle"] is False
+        assert ledger["workers"]["decode-0"] == {"idle": False, "error": "no answer"}
+        assert ledger["workers"]["prefill-0"]["idle"] is True
+        async with world.http.post(world.url + "/flush_cache") as response:
+            assert response.status == 503
+            assert (await response.json())["flushed_blocks"]["decode-0"] is None
+
+    in_world(scenario)
