@@ -1,0 +1,1 @@
+"""One forward pass: the KV pool, batches of chunks, the runner that computes them, and the sampler."""

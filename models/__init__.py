@@ -1,0 +1,1 @@
+"""Model families: layers, weights from safetensors, and which builder makes which family."""
