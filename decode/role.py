@@ -263,7 +263,7 @@ class DecodeRole:
     def _handover_failed(self, entry: DecodeEntry, reason: str, contiguous_tokens: int) -> None:
         """Compute here what did not arrive; what did arrive was checked piece by piece and stays."""
         sequence = entry.sequence
-        logger.warning("hand-over of %s failed (%s); computing the rest here", sequence.request_id, reason)
+        logger.debug("hand-over of %s failed (%s); computing the rest here", sequence.request_id, reason)
         self._bench.counters["num_handover_failures"] += 1
         sequence.on(Event.KV_FAILED)
         self._bench.blocks.settle(sequence)

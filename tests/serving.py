@@ -37,17 +37,15 @@ def is_alive(pid: int) -> bool:
 
 
 def children_of(pid: int) -> dict[str, int]:
-    """Name |-> pid of the processes a launcher started (`gateway-0`, `prefill-0`, ...), from /proc."""
+    """Name |-> pid of the processes a launcher started (`gateway`, `prefill-0`, ...), from /proc."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
                 command = (stat.parent / "cmdline").read_bytes().decode().split("\0")
-                found[next((part for part in command if re.fullmatch(r"[a-z]+-\d+", part)), command[-2])] = int(
-                    stat.parent.name
-                )
-        except (FileNotFoundError, ProcessLookupError, IndexError):
-            continue  # it ended while we looked
+                found[command[command.index("baton.launch.child") + 2]] = int(stat.parent.name)
+        except (FileNotFoundError, ProcessLookupError, ValueError):
+            continue  # it ended while we looked, or is no child of ours
     return found
 
 

@@ -5,6 +5,7 @@ One thread runs it. Signs of life come from a thread of their own (BeatThread), 
 
 import logging
 import time
+from collections.abc import Callable
 
 from ..core.errors import ConfigurationError
 from ..core.messages import (
@@ -34,8 +35,15 @@ STATUS_INTERVAL_S = 0.05
 class Worker:
     """One process's loop over its roles. `stop` may be called from a signal handler or another thread."""
 
-    def __init__(self, bench: Workbench, membership: Membership, roles: list[WorkerRole]):
+    def __init__(
+        self,
+        bench: Workbench,
+        membership: Membership,
+        roles: list[WorkerRole],
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._bench = bench
+        self._clock = clock
         self._roles = roles
         self._membership = membership
         self._last_status: Status | None = None
@@ -50,27 +58,32 @@ class Worker:
         """Serve until drained. Raises ConfigurationError when a gateway refuses this worker."""
         self._bench.channels.broadcast_gateways(Hello(self._bench.info))
         busy = False
-        while not (self._draining and self._num_requests == 0):
-            self._receive(0.0 if busy else IDLE_POLL_S)
-            if self._draining:
-                self._drain_roles()
-            now = time.monotonic()
-            steps = [role.step(now) for role in self._roles]
-            moved = self._hand_on()
-            busy = moved or any(steps)
-            self._bench.reporter.report()
-            self._report_status(force=not busy)
+        while not (self._draining and self.num_requests == 0):
+            busy = self.turn(0.0 if busy else IDLE_POLL_S)
         self._bench.channels.broadcast_gateways(Goodbye())
 
+    def turn(self, timeout_s: float) -> bool:
+        """Once around the loop, waiting at most `timeout_s` for messages; True when there may be more to do."""
+        self._receive(timeout_s)
+        if self._draining:
+            self._drain_roles()
+        steps = [role.step(self._clock()) for role in self._roles]
+        moved = self._hand_on()
+        self._bench.reporter.report()
+        busy = moved or any(steps)
+        self._report_status(force=not busy)
+        return busy
+
     @property
-    def _num_requests(self) -> int:
+    def num_requests(self) -> int:
+        """Requests known in any phase."""
         return sum(role.num_requests for role in self._roles)
 
     # ---- receive ---------------------------------------------------------------------------------------------
 
     def _receive(self, timeout_s: float) -> None:
         for incoming in self._bench.channels.poll(timeout_s):
-            now = time.monotonic()
+            now = self._clock()
             self._apply(self._membership.handle(incoming.sender, incoming.body, now), now)
             self._answer(incoming)
             for event in self._bench.link.handle(incoming, now):
@@ -88,7 +101,8 @@ class Worker:
             case WhoAreYou():
                 self._bench.channels.broadcast_gateways(Hello(self._bench.info))
             case LedgerQuery(query_id=query_id):
-                self._bench.tell(incoming.sender, LedgerReport(query_id, self._bench.ledger(self._num_requests)))
+                self._report_status(force=True)  # the counters that go with this ledger
+                self._bench.tell(incoming.sender, LedgerReport(query_id, self._bench.ledger(self.num_requests)))
             case FlushCache(query_id=query_id):
                 num_blocks = self._bench.cache.flush()
                 self._bench.reporter.report()
@@ -120,7 +134,7 @@ class Worker:
 
     def _hand_on(self) -> bool:
         """Move hand-overs along; True when one of them changed a request."""
-        now = time.monotonic()
+        now = self._clock()
         events = self._bench.link.pump(now)
         for event in events:
             for role in self._roles:
@@ -130,7 +144,7 @@ class Worker:
 
     def _report_status(self, *, force: bool) -> None:
         """The load, when it changed: at once when the worker falls idle, else at most every STATUS_INTERVAL_S."""
-        now = time.monotonic()
+        now = self._clock()
         if not force and now - self._last_status_at < STATUS_INTERVAL_S:
             return
         roles = self._roles

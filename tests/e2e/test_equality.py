@@ -58,7 +58,7 @@ def test_tiny_llama(topology, block_size, transport, tiny_model, serve) -> None:
             server.wait_idle()
             server.flush()
         if topology != "colocated":
-            assert server.metric("baton_kv_transfer_bytes_total") > 0
+            assert server.metric("baton_worker_kv_sent_bytes_total") > 0
 
 
 SMOLLM2_SETTINGS = [("1P1D", 16, "shared_memory", 8), ("2P2D", 64, "tcp", 8)]
