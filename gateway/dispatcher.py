@@ -21,19 +21,18 @@ from ..core.messages import (
     NodeRef,
     PrefillRequest,
     RequestFailed,
-    Role,
     TokenChunk,
     WorkerInfo,
 )
 from ..core.request import FinishReason, Request
 from ..core.timeline import Station, Timeline
-from ..radix_cache.index import PrefixIndexes
 from .admission import Admission
 from .generation import Attempt, Generation, Unavailable
-from .membership import Membership, Worker
+from .membership import Membership
 from .metrics import Metrics
-from .prompts import Limits, Prompt
-from .router import Candidate, Route, Router
+from .placement import Placement
+from .prompts import Prompt
+from .router import Route
 
 MAX_RETRIES = 2
 RETRY_DELAY_S = 0.25  # before asking again after a refusal; doubles
@@ -48,19 +47,16 @@ class Dispatcher:
     def __init__(
         self,
         membership: Membership,
-        index: PrefixIndexes,
+        placement: Placement,
         admission: Admission,
         metrics: Metrics,
         send: Callable[[NodeRef, Message], bool],
-        expected_prefill: int,
     ):
         self._membership = membership
-        self._index = index
+        self._placement = placement
         self._admission = admission
         self._metrics = metrics
         self._send = send
-        self._awaits_prefill = expected_prefill > 0  # until the first one has come
-        self._router = Router()
         self._generations: dict[str, Generation] = {}  # key |-> generation that has not ended
         self._attempts: dict[str, Generation] = {}  # id on the wire |-> generation
         self._is_pumping = False
@@ -78,12 +74,6 @@ class Dispatcher:
     def num_queued(self) -> int:
         """Generations that wait for credit or for another attempt."""
         return len(self._generations) - len(self._attempts)
-
-    def limits(self, model_context: int) -> Limits:
-        """What a request may take: the largest decode worker there is, or the model's own while there is none."""
-        workers = self._membership.with_role(Role.DECODE)
-        context_length = max((w.info.context_length for w in workers), default=model_context)
-        return Limits(context_length, max((w.pool_tokens for w in workers), default=model_context))
 
     def submit(
         self,
@@ -174,12 +164,7 @@ class Dispatcher:
             self._fail(generation, Unavailable(f"the decode worker failed: {failed.message[:300]}", 500))
 
     def worker_joined(self, info: WorkerInfo) -> None:
-        if Role.PREFILL in info.roles:
-            self._awaits_prefill = False
-        if Role.DECODE in info.roles:
-            self._admission.add_worker(
-                info.ref, block_size=info.block_size, num_blocks=info.num_blocks, max_running=info.max_running
-            )
+        self._placement.worker_joined(info)
         self._pump()
 
     def worker_left(self, info: WorkerInfo) -> None:
@@ -189,11 +174,9 @@ class Dispatcher:
                 continue
             if attempt.route.decode == info.ref:
                 self._retry(generation, f"the decode worker {info.ref.node_id} is gone", info.ref)
-            elif attempt.route.prefill == info.ref:
-                route = attempt.route
-                attempt.route = Route(route.decode, None, route.decode_missing, 0)
-        self._router.forget(info.ref)
-        self._admission.remove_worker(info.ref)
+            else:
+                self._placement.without_prefill(attempt, info.ref)
+        self._placement.worker_left(info)
 
     def tick(self, now: float) -> None:
         """Ends what has waited for too long."""
@@ -219,30 +202,14 @@ class Dispatcher:
         try:
             while (key := self._admission.head) is not None:
                 generation = self._generations[key]
-                route = self._choose(generation)
+                route = self._placement.choose(generation)
                 if route is None:
                     return
-                self._admission.take(key, route.decode, len(generation.token_ids), generation.remaining_tokens)
                 self._admission.dequeue(key)
                 if not self._dispatch(generation, route, has_credit=True):
                     self._admission.enqueue(key, time.monotonic(), first=True)
         finally:
             self._is_pumping = False
-
-    def _choose(self, generation: Generation) -> Route | None:
-        """Where it can go now; None: it must wait."""
-        if self._awaits_prefill:
-            return None
-        token_ids = generation.token_ids
-        num_tokens, total = len(token_ids), len(token_ids) + generation.remaining_tokens
-        credit = set(self._admission.with_credit(num_tokens, generation.remaining_tokens))
-        decode = [w for w in self._membership.with_role(Role.DECODE) if w.info.ref in credit and _holds(w, total)]
-        decode = [w for w in decode if w.info.ref not in generation.refused_by] or decode
-        if not decode:
-            return None
-        prefill = [w for w in self._membership.with_role(Role.PREFILL) if _holds(w, num_tokens)]
-        cached = self._index.match(generation.namespace, token_ids)
-        return self._router.choose(num_tokens, _candidates(decode, cached), _candidates(prefill, cached))
 
     def _dispatch_pinned(self, generation: Generation, pinned: tuple[NodeRef, NodeRef | None]) -> None:
         route = Route(pinned[0], pinned[1], len(generation.prompt.token_ids), 0)
@@ -253,9 +220,9 @@ class Dispatcher:
         """Sends it out. False: a worker could not be reached (it has been removed), all is undone."""
         request_id = uuid.uuid4().hex
         generation.attempt = Attempt(request_id, route, has_credit)
+        self._placement.take(generation, generation.attempt)
         generation.last_progress = time.monotonic()
         generation.timeline = generation.timeline.stamped(Station.DISPATCHED)
-        self._router.dispatched(route)
         request = Request(
             request_id,
             generation.namespace,
@@ -277,8 +244,7 @@ class Dispatcher:
     # ---- ends -----------------------------------------------------------------------------------------------------
 
     def _first_chunk(self, generation: Generation, attempt: Attempt, chunk: TokenChunk) -> None:
-        attempt.prompt_done = True
-        self._router.prompt_done(attempt.route)
+        self._placement.prompt_done(attempt)
         if chunk.timeline is not None and not generation.output_token_ids:
             generation.timeline = generation.timeline.merged(chunk.timeline)
         cached = chunk.num_cached_tokens or 0
@@ -292,11 +258,7 @@ class Dispatcher:
         if attempt is None:
             return
         self._attempts.pop(attempt.request_id, None)
-        if not attempt.prompt_done:
-            self._router.prompt_done(attempt.route)
-        self._router.ended(attempt.route)
-        if attempt.has_credit:
-            self._admission.release(generation.key, time.monotonic())
+        self._placement.give_back(generation, attempt, time.monotonic())
         if abort_reason is None:
             return
         abort = AbortRequest(attempt.request_id, abort_reason)
@@ -316,17 +278,13 @@ class Dispatcher:
     def _retry(self, generation: Generation, reason: str, worker: NodeRef) -> None:
         """Another attempt, from the tokens there are; the worker that failed is avoided while there is another."""
         self._end_attempt(generation, reason)
-        output, sampling = generation.output_token_ids, generation.prompt.sampling
-        if output and output[-1] in sampling.stop_token_ids:
+        if (complete := generation.complete_reason) is not None:
             self._end(generation)
-            generation.finish(FinishReason.STOP)
-        elif generation.remaining_tokens <= 0:
-            self._end(generation)
-            generation.finish(FinishReason.LENGTH)
+            generation.finish(complete)
         elif generation.pinned is not None or generation.num_retries >= MAX_RETRIES:
             self._fail(generation, Unavailable(f"{reason[:300]}; gave up after {generation.num_retries + 1} attempts"))
         else:
-            logger.info("a request starts again with %d tokens: %s", len(output), reason)
+            logger.info("a request starts again with %d tokens: %s", len(generation.output_token_ids), reason)
             self._metrics.retried()
             generation.num_retries += 1
             generation.refused_by.add(worker)
@@ -340,17 +298,8 @@ class Dispatcher:
 
     def _waited_too_long(self, now: float) -> Unavailable:
         retry_after = self._admission.retry_after(now)
-        if self._awaits_prefill or not self._membership.with_role(Role.DECODE):
-            kind = "prefill" if self._awaits_prefill else "decode"
+        if (kind := self._placement.missing_kind) is not None:
             self._metrics.refused("no_worker")
             return Unavailable(f"there is no {kind} worker now; try again later", 503, retry_after)
         self._metrics.refused("queue_delay")
         return Unavailable("all workers are busy; the request waited too long for one", 429, retry_after)
-
-
-def _holds(worker: Worker, num_tokens: int) -> bool:
-    return num_tokens <= min(worker.info.context_length, worker.pool_tokens)
-
-
-def _candidates(workers: list[Worker], cached: dict[str, int]) -> list[Candidate]:
-    return [Candidate(w.info.ref, cached.get(w.info.ref.node_id, 0)) for w in workers]

@@ -23,6 +23,7 @@ from .membership import Membership
 from .metrics import Metrics
 from .openai_api import RequestParser
 from .openai_format import AnswerFormat
+from .placement import Placement
 from .probe import Probe
 from .prompts import Limits, Prompt, PromptBuilder
 from .stream import Response
@@ -52,14 +53,9 @@ class Gateway:
         self.metrics = Metrics(lambda: list(self.membership.workers.values()))
         self.cluster = Cluster(channel, self.membership)
         index = PrefixIndexes()
-        self.dispatcher = Dispatcher(
-            self.membership,
-            index,
-            Admission(config.max_queue, config.max_queue_delay_s),
-            self.metrics,
-            self.cluster.send,
-            config.expected_prefill,
-        )
+        admission = Admission(config.max_queue, config.max_queue_delay_s)
+        self._placement = Placement(self.membership, index, admission, config.expected_prefill)
+        self.dispatcher = Dispatcher(self.membership, self._placement, admission, self.metrics, self.cluster.send)
         self.probe = Probe(
             self.dispatcher,
             self.membership,
@@ -72,7 +68,7 @@ class Gateway:
 
     @property
     def limits(self) -> Limits:
-        return self.dispatcher.limits(self._model_context)
+        return self._placement.limits(self._model_context)
 
     def respond(self, answer: AnswerFormat) -> Response:
         """A response that has not been started."""

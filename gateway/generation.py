@@ -71,6 +71,14 @@ class Generation:
     def remaining_tokens(self) -> int:
         return self.prompt.sampling.max_tokens - len(self.output_token_ids)
 
+    @property
+    def complete_reason(self) -> FinishReason | None:
+        """Why the tokens there are already make a whole answer, although nobody said so; None when they do not."""
+        sampling = self.prompt.sampling
+        if self.output_token_ids and self.output_token_ids[-1] in sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.remaining_tokens <= 0 else None
+
     def finish(self, reason: FinishReason) -> None:
         self.finish_reason = reason
         self.changed.set()

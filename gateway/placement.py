@@ -1,0 +1,99 @@
+"""Placement: where a generation can go now, and the books of what was sent where (credit and load). No I/O."""
+
+from ..core.messages import NodeRef, Role, WorkerInfo
+from ..radix_cache.index import PrefixIndexes
+from .admission import Admission
+from .generation import Attempt, Generation
+from .membership import Membership, Worker
+from .prompts import Limits
+from .router import Candidate, Route, Router
+
+
+class Placement:
+    """Puts admission (who may have more) and router (who is best) together.
+
+    `expected_prefill`: while the first of that many prefill workers has not come, nothing is placed at all: decode
+    workers could do everything themselves, but the first requests of a server would then not be what was asked for.
+    """
+
+    def __init__(self, membership: Membership, index: PrefixIndexes, admission: Admission, expected_prefill: int):
+        self._membership = membership
+        self._index = index
+        self._admission = admission
+        self._router = Router()
+        self._awaits_prefill = expected_prefill > 0
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        if Role.PREFILL in info.roles:
+            self._awaits_prefill = False
+        if Role.DECODE in info.roles:
+            self._admission.add_worker(
+                info.ref, block_size=info.block_size, num_blocks=info.num_blocks, max_running=info.max_running
+            )
+
+    def worker_left(self, info: WorkerInfo) -> None:
+        """What was sent to it must have been `given_back`, or routed without it, before it may come back."""
+        self._router.forget(info.ref)
+        self._admission.remove_worker(info.ref)
+
+    @property
+    def missing_kind(self) -> Role | None:
+        """The kind of worker without which nothing can be placed."""
+        if self._awaits_prefill:
+            return Role.PREFILL
+        return None if self._membership.with_role(Role.DECODE) else Role.DECODE
+
+    def limits(self, model_context: int) -> Limits:
+        """What a request may take: the largest decode worker there is, or the model's own while there is none."""
+        workers = self._membership.with_role(Role.DECODE)
+        context_length = max((w.info.context_length for w in workers), default=model_context)
+        return Limits(context_length, max((w.pool_tokens for w in workers), default=model_context))
+
+    def choose(self, generation: Generation) -> Route | None:
+        """Where it can go now; None: it must wait. Workers that refused it come last."""
+        if self._awaits_prefill:
+            return None
+        token_ids = generation.token_ids
+        num_tokens, total = len(token_ids), len(token_ids) + generation.remaining_tokens
+        credit = set(self._admission.with_credit(num_tokens, generation.remaining_tokens))
+        decode = [w for w in self._membership.with_role(Role.DECODE) if w.info.ref in credit and _holds(w, total)]
+        decode = [w for w in decode if w.info.ref not in generation.refused_by] or decode
+        if not decode:
+            return None
+        prefill = [w for w in self._membership.with_role(Role.PREFILL) if _holds(w, num_tokens)]
+        cached = self._index.match(generation.namespace, token_ids)
+        return self._router.choose(num_tokens, _candidates(decode, cached), _candidates(prefill, cached))
+
+    def take(self, generation: Generation, attempt: Attempt) -> None:
+        """The attempt is about to be sent: it counts from now on."""
+        if attempt.has_credit:
+            tokens = len(generation.token_ids)
+            self._admission.take(generation.key, attempt.route.decode, tokens, generation.remaining_tokens)
+        self._router.dispatched(attempt.route)
+
+    def prompt_done(self, attempt: Attempt) -> None:
+        """Its first token has come."""
+        attempt.prompt_done = True
+        self._router.prompt_done(attempt.route)
+
+    def give_back(self, generation: Generation, attempt: Attempt, now: float) -> None:
+        """The attempt is over."""
+        if not attempt.prompt_done:
+            self._router.prompt_done(attempt.route)
+        self._router.ended(attempt.route)
+        if attempt.has_credit:
+            self._admission.release(generation.key, now)
+
+    def without_prefill(self, attempt: Attempt, prefill: NodeRef) -> None:
+        """`prefill` is gone: if the attempt goes through it, its decode worker now computes the prompt."""
+        route = attempt.route
+        if route.prefill == prefill:
+            attempt.route = Route(route.decode, None, route.decode_missing, 0)
+
+
+def _holds(worker: Worker, num_tokens: int) -> bool:
+    return num_tokens <= min(worker.info.context_length, worker.pool_tokens)
+
+
+def _candidates(workers: list[Worker], cached: dict[str, int]) -> list[Candidate]:
+    return [Candidate(w.info.ref, cached.get(w.info.ref.node_id, 0)) for w in workers]
