@@ -35,6 +35,8 @@ def test_start_answer_and_stop(serve, builders):
     server = serve()
     assert len(server.lines) <= 12, server.output
     assert sorted(server.pids) == ["decode-0", "gateway", "prefill-0"]
+    for pid in (server.process.pid, server.pids["gateway"]):
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
     status, answer = server.complete("the capital of France")
     assert status == 200
     assert answer["usage"]["completion_tokens"] == 8
