@@ -85,7 +85,7 @@ class Receiving:
             ring = self._ring_for(peer)
             self._around.channels.send(peer, KVGrant(request_id, first_missing, ring.ring_id))
         except (PeerUnreachable, ConfigurationError) as error:
-            self._fail(request_id, str(error), tell=False)
+            self._fail(request_id, str(error))
 
     def abort(self, request_id: str, reason: str) -> None:
         if request_id in self._incoming:

@@ -16,6 +16,8 @@ from baton.core.messages import Beat, Goodbye, Hello, NodeRef, Role, Welcome, Wh
 from baton.transfer.channels import BeatThread, PeerUnreachable, WorkerChannels
 from baton.transfer.gateway_channel import GatewayChannel
 from baton.transfer.keys import ClusterKeys
+from baton.transfer.sockets import main_routing_id
+from baton.transfer.wire import encode
 
 GATEWAY, GATEWAY_AGAIN, WORKER, WORKER_AGAIN = (
     NodeRef("gateway-0", 1),
@@ -263,6 +265,38 @@ def test_garbage_is_counted_and_dropped(tmp_path: Path, keys: ClusterKeys) -> No
             await next_of(channel, Hello)
         assert channel.num_dropped == 4
         dealer.close()
+        context.term()
+        channels.close()
+        channel.close()
+
+    asyncio.run(scenario())
+
+
+def test_without_the_key_nothing_goes_in_or_out(tmp_path: Path, keys: ClusterKeys) -> None:
+    """A client that takes a worker's name and routing id, but has no key, is not heard and is sent nothing."""
+
+    async def scenario() -> None:
+        channel = GatewayChannel(("tcp://127.0.0.1:0",), GATEWAY, keys)
+        (address,) = channel.addresses
+        channels = worker(tmp_path, keys, WORKER, address)
+        context = zmq.Context()
+        stranger = context.socket(zmq.DEALER)
+        stranger.linger = 0
+        stranger.routing_id = main_routing_id(WORKER)
+        monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        stranger.connect(address)
+        stranger.send(encode(WORKER, 0, hello(channels, WORKER)))
+        assert monitor.poll(5000), "the connection was not refused"
+        channels.broadcast_gateways(Goodbye())  # to nobody: no gateway has answered
+        channels.broadcast_gateways(hello(channels, WORKER))
+        await next_of(channel, Hello)
+        channel.send(WORKER, Welcome(GATEWAY, []))
+        assert poll_one(channels).body == Welcome(GATEWAY, [])
+        assert not stranger.poll(100)
+        assert not channel._received
+        stranger.disable_monitor()
+        monitor.close()
+        stranger.close()
         context.term()
         channels.close()
         channel.close()

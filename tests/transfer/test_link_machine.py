@@ -44,6 +44,7 @@ class Handovers(RuleBasedStateMachine):
         self.waiting: dict[str, set[str]] = {"p": set(), "d": set()}
         self.disturbed: set[str] = set()  # aborted by somebody
         self.has_restarted = False
+        self.num_losses = 0  # bounded, or nothing would ever arrive
 
     def kv(self, request_id: str) -> np.ndarray:
         return self.fakes.kv_of(int(request_id), NUM_TOKENS)
@@ -68,7 +69,9 @@ class Handovers(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting["p"])
     @rule(data=st.data())
     def open_sender(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.waiting["p"])))
+        self.start_sender(data.draw(st.sampled_from(sorted(self.waiting["p"]))))
+
+    def start_sender(self, request_id: str) -> None:
         self.waiting["p"].remove(request_id)
         self.computed[request_id] = 0
         self.p.store.write(self.p_table(request_id), 0, self.kv(request_id))
@@ -78,13 +81,25 @@ class Handovers(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting["d"])
     @rule(data=st.data(), first_missing=st.integers(0, NUM_TOKENS))
     def open_receiver(self, data: st.DataObject, first_missing: int) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.waiting["d"])))
+        self.start_receiver(data.draw(st.sampled_from(sorted(self.waiting["d"]))), first_missing)
+
+    def start_receiver(self, request_id: str, first_missing: int) -> None:
         self.waiting["d"].remove(request_id)
         self.first_missing[request_id] = first_missing
         self.d.store.write(self.d_table(request_id), 0, self.kv(request_id)[:, :, :, :first_missing])
         now = self.cluster.clock.now
         self.d.link.open_receiver(request_id, self.p.ref, self.d_table(request_id), first_missing, NUM_TOKENS, now)
         self.collect()
+
+    @precondition(lambda self: self.waiting["p"] & self.waiting["d"])
+    @rule(data=st.data(), first_missing=st.integers(0, NUM_TOKENS), p_first=st.booleans())
+    def open_both(self, data: st.DataObject, first_missing: int, p_first: bool) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.waiting["p"] & self.waiting["d"])))
+        if p_first:
+            self.start_sender(request_id)
+        self.start_receiver(request_id, first_missing)
+        if not p_first:
+            self.start_sender(request_id)
 
     @precondition(lambda self: self.computed)
     @rule(data=st.data(), step=st.integers(1, NUM_TOKENS))
@@ -98,7 +113,7 @@ class Handovers(RuleBasedStateMachine):
             self.p.link.finish(request_id, HIDDEN, 3, Timeline(), self.cluster.clock.now)
         self.collect()
 
-    @precondition(lambda self: self.computed)
+    @precondition(lambda self: self.computed and len(self.disturbed) < 2)
     @rule(data=st.data())
     def abort_on_p(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.computed)))
@@ -107,7 +122,7 @@ class Handovers(RuleBasedStateMachine):
         self.sent[request_id] = "aborted"
         self.disturbed.add(request_id)
 
-    @precondition(lambda self: set(self.first_missing) - set(self.received))
+    @precondition(lambda self: set(self.first_missing) - set(self.received) and len(self.disturbed) < 2)
     @rule(data=st.data())
     def abort_on_d(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(set(self.first_missing) - set(self.received))))
@@ -126,7 +141,7 @@ class Handovers(RuleBasedStateMachine):
     @precondition(lambda self: self.network.under_way)
     @rule()
     def deliver_many_in_order(self) -> None:
-        for _ in range(6):
+        for _ in range(10):
             if self.network.under_way:
                 self.network.deliver()
                 self.collect()
@@ -137,13 +152,14 @@ class Handovers(RuleBasedStateMachine):
         self.network.deliver(data.draw(st.integers(0, len(self.network.under_way) - 1)), keep=True)
         self.collect()
 
-    @precondition(lambda self: self.faulty and self.network.under_way)
+    @precondition(lambda self: self.faulty and self.network.under_way and self.num_losses < 2)
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
+        self.num_losses += 1
         self.network.lose(data.draw(st.integers(0, len(self.network.under_way) - 1)))
 
     @precondition(lambda self: self.faulty)
-    @rule(seconds=st.floats(0.1, 1.5 * LEASE_S))
+    @rule(seconds=st.sampled_from([0.1, 0.3 * LEASE_S, 1.5 * LEASE_S]))
     def time_passes(self, seconds: float) -> None:
         self.cluster.clock.now += seconds
         self.collect()
