@@ -17,6 +17,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     index: int
     text: str
+    token_ids: list[int]
     finish_reason: FinishReason | None
     stopped_early: bool
 
@@ -49,22 +50,25 @@ class Choice:
         for start in range(0, len(new), self._step or max(len(new), 1)):
             text += self._push(new[start : start + self._step] if self._step else new)
             if self._stop.matched is not None:
-                return self._delta(text, FinishReason.STOP, stopped_early=self.generation.finish_reason is None)
+                seen = new[: start + self._step]
+                return self._delta(text, seen, FinishReason.STOP, stopped_early=self.generation.finish_reason is None)
         reason = self.generation.finish_reason
         if reason is not None:
             text += self._rest()
             reason = FinishReason.STOP if self._stop.matched is not None else reason
-        return self._delta(text, reason, stopped_early=False) if text or reason else None
+        return self._delta(text, new, reason, stopped_early=False) if new or text or reason else None
 
     def finished(self) -> FinishedChoice:
         """The whole choice; it must have ended."""
         assert self.finish_reason is not None
-        return FinishedChoice(self.index, "".join(self._parts), self.finish_reason)
+        token_ids = self.generation.output_token_ids[: self.completion_tokens]
+        prompt = self.generation.prompt.token_ids
+        return FinishedChoice(self.index, "".join(self._parts), self.finish_reason, token_ids, prompt)
 
-    def _delta(self, text: str, reason: FinishReason | None, *, stopped_early: bool) -> Delta:
+    def _delta(self, text: str, token_ids: list[int], reason: FinishReason | None, *, stopped_early: bool) -> Delta:
         self.finish_reason = reason
         self._parts.append(text)
-        return Delta(self.index, text, reason, stopped_early)
+        return Delta(self.index, text, token_ids, reason, stopped_early)
 
     def _push(self, token_ids: list[int]) -> str:
         self.completion_tokens += len(token_ids)

@@ -155,7 +155,7 @@ class Cluster:
             match action:
                 case Send(to=to, message=message):
                     self.send(to, message)
-                case Joined(info=info):
+                case Joined(info=info) if info.ref in self._membership.workers:  # its Welcome may have failed
                     logger.info("%s joined (%s)", info.ref.node_id, "+".join(info.roles))
                     for listener in self.listeners:
                         listener.worker_joined(info)

@@ -181,7 +181,9 @@ class Dispatcher:
     def tick(self, now: float) -> None:
         """Ends what has waited for too long."""
         for key in self._admission.expired(now):
-            self._fail(self._generations[key], self._waited_too_long(now))
+            error = self._placement.refusal(now)
+            self._metrics.refused("queue_delay" if error.status == 429 else "no_worker")
+            self._fail(self._generations[key], error)
         for generation in list(self._attempts.values()):
             if now - generation.last_progress > STALL_S:
                 self._fail(generation, Unavailable(f"no worker made progress on this request for {STALL_S:g} s", 503))
@@ -295,11 +297,3 @@ class Dispatcher:
         if generation.key in self._generations:
             self._admission.enqueue(generation.key, time.monotonic(), first=True)
             self._pump()
-
-    def _waited_too_long(self, now: float) -> Unavailable:
-        retry_after = self._admission.retry_after(now)
-        if (kind := self._placement.missing_kind) is not None:
-            self._metrics.refused("no_worker")
-            return Unavailable(f"there is no {kind} worker now; try again later", 503, retry_after)
-        self._metrics.refused("queue_delay")
-        return Unavailable("all workers are busy; the request waited too long for one", 429, retry_after)

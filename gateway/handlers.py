@@ -1,7 +1,9 @@
 """HTTP handlers: what each path does. Errors are raised and become OpenAI error objects in `middleware.py`."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -15,7 +17,10 @@ from .openai_format import ChatFormat, CompletionFormat, encode_json
 from .stream import Response, spell_timing
 
 BODY_TIMEOUT_S = 60.0  # for a body to arrive
+LONG_BODY_BYTES = 256 * 1024
 CLIENT_STALL_S = 120.0  # for a client to take what was written to it
+
+_Format = TypeVar("_Format", CompletionFormat, ChatFormat)
 
 _SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -30,6 +35,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
     return [
         web.get("/", handlers.index),
         web.get("/v1/models", handlers.models),
+        web.get("/v1/models/{model:.+}", handlers.model),
         web.post("/v1/completions", handlers.completions),
         web.post("/v1/chat/completions", handlers.chat_completions),
         web.get("/health", handlers.health),
@@ -49,32 +55,41 @@ class Handlers:
     # ---- OpenAI ---------------------------------------------------------------------------------------------------
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        config = self._gateway.config
-        model = {
-            "id": config.served_model,
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: web.Request) -> web.StreamResponse:
+        self._gateway.parser.check_model(request.match_info["model"])
+        return _json(self._model())
+
+    def _model(self) -> dict[str, object]:
+        return {
+            "id": self._gateway.config.served_model,
             "object": "model",
             "created": self._gateway.started_at,
             "owned_by": "baton",
             "max_model_len": self._gateway.limits.max_tokens,
             "vocab_size": self._gateway.vocab_size,
         }
-        return _json({"object": "list", "data": [model]})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         timeline, body = await self._receive(request)
-        parsed = self._gateway.parser.completion(body)
-        answer = CompletionFormat(
-            f"cmpl-{request_id(request)}", self._gateway.config.served_model, with_usage=parsed.include_usage
-        )
+        parsed = await self._parse(self._gateway.parser.completion, body)
+        answer = self._format(CompletionFormat, f"cmpl-{request_id(request)}", parsed)
         return await self._answer(request, parsed, timeline, self._gateway.respond(answer))
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         timeline, body = await self._receive(request)
-        parsed = self._gateway.parser.chat(body)
-        answer = ChatFormat(
-            f"chatcmpl-{request_id(request)}", self._gateway.config.served_model, with_usage=parsed.include_usage
-        )
+        parsed = await self._parse(self._gateway.parser.chat, body)
+        answer = self._format(ChatFormat, f"chatcmpl-{request_id(request)}", parsed)
         return await self._answer(request, parsed, timeline, self._gateway.respond(answer))
+
+    def _format(self, kind: type[_Format], answer_id: str, parsed: ParsedRequest) -> _Format:
+        return kind(
+            answer_id,
+            self._gateway.config.served_model,
+            with_usage=parsed.include_usage,
+            with_token_ids=parsed.return_token_ids,
+        )
 
     async def _receive(self, request: web.Request) -> tuple[Timeline, bytes]:
         try:
@@ -83,6 +98,12 @@ class Handlers:
         except TimeoutError:
             raise RequestError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408) from None
         return Timeline().stamped(Station.RECEIVED), body
+
+    async def _parse(self, parse: Callable[[bytes], ParsedRequest], body: bytes) -> ParsedRequest:
+        """Long bodies are read on another thread, so that they hold nobody up."""
+        if len(body) <= LONG_BODY_BYTES:
+            return parse(body)
+        return await self._gateway.prompts.call(lambda: parse(body))
 
     async def _answer(
         self, request: web.Request, parsed: ParsedRequest, timeline: Timeline, response: Response

@@ -45,6 +45,7 @@ class _CommonFields(UnsupportedFields, kw_only=True):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
+    return_token_ids: bool | None = None
 
 
 class _CompletionBody(_CommonFields, kw_only=True):
@@ -82,6 +83,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
+    return_token_ids: bool = False
     texts: tuple[str, ...] | None = None
     token_ids: tuple[list[int], ...] | None = None
     messages: tuple[dict[str, str], ...] | None = None
@@ -103,7 +105,7 @@ class RequestParser:
     def completion(self, body: bytes) -> ParsedRequest:
         """The body of POST /v1/completions."""
         fields = read_json(self._completion, body)
-        self._check_model(fields.model)
+        self.check_model(fields.model)
         refuse_unsupported(fields)
         texts, token_ids = self._prompts(fields.prompt)
         return self._parsed(fields, fields.max_tokens, texts=texts, token_ids=token_ids)
@@ -111,7 +113,7 @@ class RequestParser:
     def chat(self, body: bytes) -> ParsedRequest:
         """The body of POST /v1/chat/completions."""
         fields = read_json(self._chat, body)
-        self._check_model(fields.model)
+        self.check_model(fields.model)
         refuse_unsupported(fields)
         if not fields.messages:
             raise RequestError("messages is empty: send at least one message", "messages")
@@ -119,7 +121,8 @@ class RequestParser:
         max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
         return self._parsed(fields, max_tokens, messages=messages)
 
-    def _check_model(self, model: str | None) -> None:
+    def check_model(self, model: str | None) -> None:
+        """Raises RequestError (404) for the name of a model that is not served here."""
         if model is not None and model != self._served_model:
             raise RequestError(
                 f"the model {bounded(model, 80)!r} is not served here; this server has {self._served_model!r}",
@@ -145,6 +148,7 @@ class RequestParser:
             stop=_stop_strings(fields.stop),
             stream=bool(fields.stream),
             include_usage=fields.stream_options is not None and bool(fields.stream_options.include_usage),
+            return_token_ids=bool(fields.return_token_ids),
             texts=texts,
             token_ids=token_ids,
             messages=messages,

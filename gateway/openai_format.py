@@ -36,6 +36,8 @@ class FinishedChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
     finish_reason: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
 
 
 class AnswerFormat(Protocol):
@@ -47,7 +49,7 @@ class AnswerFormat(Protocol):
         """What comes before the first text of a choice; may be empty."""
         ...
 
-    def delta(self, index: int, text: str) -> bytes: ...
+    def delta(self, index: int, text: str, token_ids: list[int]) -> bytes: ...
 
     def last(self, index: int, finish_reason: str) -> bytes: ...
 
@@ -55,20 +57,29 @@ class AnswerFormat(Protocol):
 
 
 class _Base:
-    """Fields common to all objects of one answer. `with_usage`: chunks then carry `usage: null` (as OpenAI's do)."""
+    """Fields common to all objects of one answer.
+
+    `with_usage`: chunks carry `usage: null`, as OpenAI's do. `with_token_ids`: choices carry the ids of their tokens,
+    and a whole answer those of its prompt, under the names that vLLM gives them.
+    """
 
     object_name: str
     chunk_name: str
 
-    def __init__(self, answer_id: str, model: str, *, with_usage: bool):
+    def __init__(self, answer_id: str, model: str, *, with_usage: bool, with_token_ids: bool = False):
+        self._with_token_ids = with_token_ids
         self._head = {"id": answer_id, "object": self.chunk_name, "created": int(time.time()), "model": model}
         self._tail: dict[str, Any] = {"usage": None} if with_usage else {}
 
-    def _whole(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
-        return _encode({**self._head, "object": self.object_name, "choices": choices, "usage": usage})
+    def _whole(self, choices: list[dict[str, Any]], usage: Usage, more: dict[str, list[int]] | None = None) -> bytes:
+        answer = {**self._head, "object": self.object_name, "choices": choices, "usage": usage}
+        return _encode(answer | (more or {}))
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return sse({**self._head, "choices": [choice], **self._tail})
+
+    def _ids(self, **token_ids: list[int]) -> dict[str, list[int]]:
+        return token_ids if self._with_token_ids else {}
 
     def usage(self, usage: Usage) -> bytes:
         return sse({**self._head, "choices": [], "usage": usage})
@@ -80,13 +91,20 @@ class CompletionFormat(_Base):
     object_name = chunk_name = "text_completion"
 
     def whole(self, choices: list[FinishedChoice], usage: Usage) -> bytes:
-        return self._whole([self._choice(c.index, c.text, c.finish_reason) for c in choices], usage)
+        return self._whole(
+            [
+                self._choice(c.index, c.text, c.finish_reason)
+                | self._ids(token_ids=c.token_ids, prompt_token_ids=c.prompt_token_ids)
+                for c in choices
+            ],
+            usage,
+        )
 
     def first(self, index: int) -> bytes:
         return b""
 
-    def delta(self, index: int, text: str) -> bytes:
-        return self._chunk(self._choice(index, text, None))
+    def delta(self, index: int, text: str, token_ids: list[int]) -> bytes:
+        return self._chunk(self._choice(index, text, None) | self._ids(token_ids=token_ids))
 
     def last(self, index: int, finish_reason: str) -> bytes:
         return self._chunk(self._choice(index, "", finish_reason))
@@ -111,16 +129,18 @@ class ChatFormat(_Base):
                     "logprobs": None,
                     "finish_reason": choice.finish_reason,
                 }
+                | self._ids(token_ids=choice.token_ids)
                 for choice in choices
             ],
             usage,
+            self._ids(prompt_token_ids=choices[0].prompt_token_ids),
         )
 
     def first(self, index: int) -> bytes:
         return self._chunk(self._delta(index, {"role": "assistant", "content": ""}, None))
 
-    def delta(self, index: int, text: str) -> bytes:
-        return self._chunk(self._delta(index, {"content": text}, None))
+    def delta(self, index: int, text: str, token_ids: list[int]) -> bytes:
+        return self._chunk(self._delta(index, {"content": text}, None) | self._ids(token_ids=token_ids))
 
     def last(self, index: int, finish_reason: str) -> bytes:
         return self._chunk(self._delta(index, {}, finish_reason))

@@ -3,7 +3,7 @@
 from ..core.messages import NodeRef, Role, WorkerInfo
 from ..radix_cache.index import PrefixIndexes
 from .admission import Admission
-from .generation import Attempt, Generation
+from .generation import Attempt, Generation, Unavailable
 from .membership import Membership, Worker
 from .prompts import Limits
 from .router import Candidate, Route, Router
@@ -36,13 +36,6 @@ class Placement:
         self._router.forget(info.ref)
         self._admission.remove_worker(info.ref)
 
-    @property
-    def missing_kind(self) -> Role | None:
-        """The kind of worker without which nothing can be placed."""
-        if self._awaits_prefill:
-            return Role.PREFILL
-        return None if self._membership.with_role(Role.DECODE) else Role.DECODE
-
     def limits(self, model_context: int) -> Limits:
         """What a request may take: the largest decode worker there is, or the model's own while there is none."""
         workers = self._membership.with_role(Role.DECODE)
@@ -63,6 +56,14 @@ class Placement:
         prefill = [w for w in self._membership.with_role(Role.PREFILL) if _holds(w, num_tokens)]
         cached = self._index.match(generation.namespace, token_ids)
         return self._router.choose(num_tokens, _candidates(decode, cached), _candidates(prefill, cached))
+
+    def refusal(self, now: float) -> Unavailable:
+        """What to tell a request that has waited for too long."""
+        retry_after = self._admission.retry_after(now)
+        if self._awaits_prefill or not self._membership.with_role(Role.DECODE):
+            kind = Role.PREFILL if self._awaits_prefill else Role.DECODE
+            return Unavailable(f"there is no {kind} worker now; try again later", 503, retry_after)
+        return Unavailable("all workers are busy; the request waited too long for one", 429, retry_after)
 
     def take(self, generation: Generation, attempt: Attempt) -> None:
         """The attempt is about to be sent: it counts from now on."""

@@ -1,5 +1,8 @@
 """From a parsed request to token ids with a decided length: chat template, tokenizer, context limits."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 
 from ..core.errors import RequestError
@@ -10,9 +13,12 @@ from ..vocab.tokenizer import Tokenizer
 from .batch_tokenizer import BatchTokenizer
 from .openai_api import DEFAULT_COMPLETION_TOKENS, ParsedRequest
 
-# More characters than this for each token of the context cannot fit: refused before they are tokenised, so that no
-# client can keep the tokenizer busy. Real text has 2 to 5.
+# Texts far over the context are refused without tokenising all of them, so that no client keeps the tokenizer busy.
+# Real text has 2 to 5 characters a token: one that is longer than the first number allows is tried on its beginning.
+_UNUSUAL_CHARACTERS_PER_TOKEN = 8
 _MOST_CHARACTERS_PER_TOKEN = 256
+
+_T = TypeVar("_T")
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -43,33 +49,40 @@ class PromptBuilder:
 
     async def build(self, request: ParsedRequest, limits: Limits) -> list[Prompt]:
         """The prompts of a request in the client's order. Raises RequestError (400) for what does not fit."""
+        texts, param = request.texts or (), "prompt"
         if request.messages is not None:
-            all_token_ids = await self._chat(request.messages, limits)
-        elif request.texts is not None:
-            self._refuse_endless(request.texts, limits, "prompt")
-            all_token_ids = await self._batch.encode(request.texts, add_special_tokens=True)
+            texts, param = (await self._chat(request.messages),), "messages"
+        for text in texts:
+            await self._refuse_endless(text, limits, param)
+        if texts:
+            # A chat template writes the special tokens itself.
+            all_token_ids = await self._batch.encode(texts, add_special_tokens=request.messages is None)
         else:
             all_token_ids = list(request.token_ids or ())
         return [self._prompt(request, token_ids, limits) for token_ids in all_token_ids]
 
+    async def call(self, function: Callable[[], _T]) -> _T:
+        """Runs other work that takes long on the tokenizer's thread."""
+        return await self._batch.call(function)
+
     def close(self) -> None:
         self._batch.close()
 
-    async def _chat(self, messages: tuple[dict[str, str], ...], limits: Limits) -> list[list[int]]:
+    async def _chat(self, messages: tuple[dict[str, str], ...]) -> str:
         template = self._template
         if template is None:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
-        self._refuse_endless([message["content"] for message in messages], limits, "messages")
-        text = await self._batch.call(lambda: template.render(messages))
-        self._refuse_endless([text], limits, "messages")
-        return await self._batch.encode([text])
+        return await self._batch.call(lambda: template.render(messages))
 
-    @staticmethod
-    def _refuse_endless(texts: "tuple[str, ...] | list[str]", limits: Limits, param: str) -> None:
-        longest = max(map(len, texts))
-        if longest > limits.context_length * _MOST_CHARACTERS_PER_TOKEN:
+    async def _refuse_endless(self, text: str, limits: Limits, param: str) -> None:
+        usual = limits.context_length * _UNUSUAL_CHARACTERS_PER_TOKEN
+        if len(text) <= usual:
+            return
+        (beginning,) = await self._batch.encode((text[:usual],))
+        if len(beginning) > limits.context_length or len(text) > limits.context_length * _MOST_CHARACTERS_PER_TOKEN:
             raise RequestError(
-                f"the text has {longest} characters, which cannot fit the context of {limits.context_length} tokens",
+                f"the context has {limits.context_length} tokens; the prompt has {len(text)} characters, of which the "
+                f"first {usual} alone are {len(beginning)} tokens. Shorten the prompt",
                 param,
                 "context_length_exceeded",
             )

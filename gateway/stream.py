@@ -102,8 +102,8 @@ class Response:
         if not choice.started:
             choice.started = True
             parts.append(self._answer.first(delta.index))
-        if delta.text:
-            parts.append(self._answer.delta(delta.index, delta.text))
+        if delta.token_ids or delta.text:  # a token without text of its own is progress too
+            parts.append(self._answer.delta(delta.index, delta.text, delta.token_ids))
         if delta.finish_reason is not None:
             parts.append(self._answer.last(delta.index, delta.finish_reason))
         return b"".join(parts)

@@ -223,9 +223,11 @@ def test_prompts_over_the_context_name_the_numbers(in_world: Any) -> None:
         long = {"messages": [{"role": "user", "content": "x" * 5000}]}
         error = await refused(world, CHAT, json.dumps(long).encode())
         assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-        endless = {"prompt": "x" * 300_000}
-        error = await refused(world, COMPLETIONS, json.dumps(endless).encode())
-        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+        for endless in ("x" * 10_000, "x" * 300_000, "\u4e16" * 20_000):
+            error = await refused(world, COMPLETIONS, json.dumps({"prompt": endless}).encode())
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+            assert "1024" in error["message"]
+            assert str(len(endless)) in error["message"]
 
     in_world(scenario)
 

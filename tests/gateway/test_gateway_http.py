@@ -150,6 +150,8 @@ def test_operational_paths(in_world: Any) -> None:
         assert status == 200
         (model,) = models["data"]
         assert (model["id"], model["max_model_len"], model["vocab_size"]) == ("tiny-llama", 1024, 320)
+        assert await world.get("/v1/models/tiny-llama") == (200, model)
+        assert (await world.get("/v1/models/org/other"))[0] == 404
         assert (await world.get("/health"))[0] == 200
         assert (await world.get("/"))[1]["model"] == "tiny-llama"
         status, ledger = await world.get("/ledger")
@@ -181,3 +183,37 @@ def test_ledger_tells_of_running_requests(in_world: Any, world_module: Any) -> N
         assert ledger["idle"] is True
 
     in_world(scenario, keep_alive_s=0.02)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
+@pytest.mark.parametrize("stop", [None, "Baton"])
+def test_token_ids_on_request(
+    in_world: Any, world_module: Any, answer: list[int], path: str, body: dict[str, Any], stop: Any
+) -> None:
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair()
+        asked = body | {"return_token_ids": True, "stop": stop}
+        _, whole = await world.answer_to(path, asked)
+        (choice,) = whole["choices"]
+        assert choice["token_ids"] == answer[: whole["usage"]["completion_tokens"]]
+        holder = choice if path == "/v1/completions" else whole
+        assert holder["prompt_token_ids"] == decode.of(GenerateRequest)[0].request.prompt_token_ids
+        async with world.post(path, asked | {"stream": True}) as response:
+            chunks = world_module.sse_chunks(await response.read())
+        streamed = [token_id for c in chunks for token_id in c["choices"][0].get("token_ids", [])]
+        assert streamed == choice["token_ids"]
+
+    in_world(scenario)
+
+
+def test_long_bodies_are_read_too(in_world: Any) -> None:
+    async def scenario(world: Any) -> None:
+        await world.pair()
+        status, _ = await world.answer_to("/v1/completions", COMPLETION | {"user": "x" * 300_000})
+        assert status == 200
+        status, body = await world.answer_to("/v1/completions", {"prompt": [5] * 200_000})
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        status, body = await world.answer_to("/v1/completions", {"user": ["x"] * 100_000, "prompt": "a", "top_p": "1"})
+        assert (status, body["error"]["param"]) == (400, "top_p")
+
+    in_world(scenario)
