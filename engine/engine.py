@@ -51,6 +51,6 @@ def load_engine(config: EngineConfig) -> Engine:
     folder = Path(config.model_folder)
     model_config = load_model_config(folder)
     layout = kv_layout(model_config, config.block_size)
-    pool = KVCachePool(layout, config.num_blocks, config.device)
+    pool = KVCachePool(layout, config.num_blocks)
     model = load_model(model_config, folder, config.dtype)
     return Engine(model_config, layout, pool, ModelRunner(model, pool), Sampler())

@@ -1,10 +1,12 @@
 """KVCachePool: gather and scatter are exact for any range and touch nothing else; compared over the whole pool."""
 
+import mmap
 import random
+from pathlib import Path
 
 import pytest
 import torch
-from baton.core.errors import LocalProtocolError
+from baton.core.errors import ConfigurationError, LocalProtocolError
 from baton.core.layout import BLOCK_SIZES, BlockLayout
 from baton.engine.kv_cache_pool import KVCachePool
 from hypothesis import given, settings
@@ -44,6 +46,27 @@ def test_layout_of_the_memory() -> None:
     assert layer.storage_offset() == 2 * HEADS * 8 * HEAD_DIM
     assert layer.stride(0) * 4 == pool.layout.bytes_per_block
     assert not layer.any()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_a_fresh_pool_takes_no_memory_before_it_is_written() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident()
+    pool = make_pool(block_size=128, num_blocks=20_000)
+    assert pool.num_blocks * pool.layout.bytes_per_block > 400e6
+    assert resident() - before < 40e6
+
+
+def test_a_pool_needs_a_block() -> None:
+    with pytest.raises(ConfigurationError, match="0 blocks holds nothing"):
+        make_pool(block_size=16, num_blocks=0)
+
+
+def test_a_pool_beyond_all_memory_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="bytes was refused by the system"):
+        make_pool(block_size=128, num_blocks=2**40)
 
 
 @st.composite
