@@ -1,0 +1,1 @@
+"""The HTTP side: OpenAI API, streams, membership, routing, admission, metrics. Never torch."""

@@ -11,7 +11,7 @@ Everything runs in the event loop's thread and nothing waits: time enters throug
 import logging
 import time
 import uuid
-from asyncio import Event, get_running_loop
+from asyncio import Event
 from collections.abc import Callable
 
 from ..core.messages import (
@@ -34,8 +34,7 @@ from .placement import Placement
 from .prompts import Prompt
 from .router import Route
 
-MAX_RETRIES = 2
-RETRY_DELAY_S = 0.25  # before asking again after a refusal; doubles
+MAX_RETRIES = 2  # after a worker died or lost messages; refusals are bounded by the queue's time
 STALL_S = 300.0  # a dispatched request without any token for so long is given up
 
 logger = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ class Dispatcher:
                 429,
                 self._admission.retry_after(now),
             )
-        generation = Generation(uuid.uuid4().hex, prompt, namespace, changed, timeline, pinned, last_progress=now)
+        generation = Generation(uuid.uuid4().hex, prompt, namespace, changed, timeline, now, pinned)
         self._generations[generation.key] = generation
         if pinned is None:
             self._admission.enqueue(generation.key, now)
@@ -134,7 +133,9 @@ class Dispatcher:
             return
         num_known = len(generation.output_token_ids)
         if chunk.index > num_known or chunk.finish_reason is FinishReason.ABORT:
-            self._retry(generation, "the decode worker lost part of the answer", sender)
+            self._placement.pause(sender, time.monotonic())
+            self._retry(generation, "the decode worker lost part of the answer")
+            self._pump()
             return
         now = time.monotonic()
         new = chunk.token_ids[num_known - chunk.index :]
@@ -159,7 +160,8 @@ class Dispatcher:
             logger.debug("prefill of %s failed on %s: %s", failed.request_id, sender.node_id, failed.message)
             return  # the decode worker hears of it too and computes the prompt itself
         if failed.retryable:
-            self._retry(generation, failed.message, sender)
+            logger.debug("%s refused %s: %s", sender.node_id, failed.request_id, failed.message)
+            self._refused(generation, sender)
         else:
             self._fail(generation, Unavailable(f"the decode worker failed: {failed.message[:300]}", 500))
 
@@ -173,10 +175,11 @@ class Dispatcher:
             if attempt is None:
                 continue
             if attempt.route.decode == info.ref:
-                self._retry(generation, f"the decode worker {info.ref.node_id} is gone", info.ref)
+                self._retry(generation, f"the decode worker {info.ref.node_id} is gone")
             else:
                 self._placement.without_prefill(attempt, info.ref)
         self._placement.worker_left(info)
+        self._pump()
 
     def tick(self, now: float) -> None:
         """Ends what has waited for too long."""
@@ -185,7 +188,7 @@ class Dispatcher:
             self._metrics.refused("queue_delay" if error.status == 429 else "no_worker")
             self._fail(self._generations[key], error)
         for generation in list(self._attempts.values()):
-            if now - generation.last_progress > STALL_S:
+            if generation.attempt is not None and now - generation.last_progress > STALL_S:
                 self._fail(generation, Unavailable(f"no worker made progress on this request for {STALL_S:g} s", 503))
         self._pump()
 
@@ -204,12 +207,12 @@ class Dispatcher:
         try:
             while (key := self._admission.head) is not None:
                 generation = self._generations[key]
-                route = self._placement.choose(generation)
+                route = self._placement.choose(generation, time.monotonic())
                 if route is None:
                     return
                 self._admission.dequeue(key)
                 if not self._dispatch(generation, route, has_credit=True):
-                    self._admission.enqueue(key, time.monotonic(), first=True)
+                    self._admission.enqueue(key, generation.queued_at, first=True)
         finally:
             self._is_pumping = False
 
@@ -277,23 +280,27 @@ class Dispatcher:
         self._end(generation, str(error))
         generation.fail(error)
 
-    def _retry(self, generation: Generation, reason: str, worker: NodeRef) -> None:
-        """Another attempt, from the tokens there are; the worker that failed is avoided while there is another."""
+    def _refused(self, generation: Generation, worker: NodeRef) -> None:
+        """Its worker cannot take it now: back to the head of the queue, where it has waited since it came."""
+        self._end_attempt(generation, "it was refused")
+        if generation.pinned is not None:
+            self._fail(generation, Unavailable(f"{worker.node_id} takes no requests now"))
+            return
+        self._placement.pause(worker, time.monotonic())
+        self._admission.enqueue(generation.key, generation.queued_at, first=True)
+        self._pump()
+
+    def _retry(self, generation: Generation, reason: str) -> None:
+        """Another attempt, from the tokens there are."""
         self._end_attempt(generation, reason)
         if (complete := generation.complete_reason) is not None:
             self._end(generation)
             generation.finish(complete)
         elif generation.pinned is not None or generation.num_retries >= MAX_RETRIES:
-            self._fail(generation, Unavailable(f"{reason[:300]}; gave up after {generation.num_retries + 1} attempts"))
+            self._fail(generation, Unavailable(f"{reason}; gave up after {generation.num_retries + 1} attempts"))
         else:
             logger.info("a request starts again with %d tokens: %s", len(generation.output_token_ids), reason)
             self._metrics.retried()
             generation.num_retries += 1
-            generation.refused_by.add(worker)
-            delay = 0.0 if worker not in self._membership.workers else RETRY_DELAY_S * 2 ** (generation.num_retries - 1)
-            get_running_loop().call_later(delay, self._requeue, generation)
-
-    def _requeue(self, generation: Generation) -> None:
-        if generation.key in self._generations:
-            self._admission.enqueue(generation.key, time.monotonic(), first=True)
-            self._pump()
+            generation.queued_at = time.monotonic()
+            self._admission.enqueue(generation.key, generation.queued_at, first=True)

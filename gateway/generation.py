@@ -1,7 +1,6 @@
 """Generation: one prompt on its way to one answer, as the gateway sees it."""
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 
 from ..core.errors import RequestError
@@ -35,8 +34,9 @@ class Attempt:
 class Generation:
     """What is known of one answer. `changed` is set at each change; several generations of one response share it.
 
-    `pinned` names the workers to use (a probe): then there is no queue and no second attempt. `error` and
-    `finish_reason` exclude each other; with either of them the generation has ended.
+    `queued_at` is when its present wait began: the queue's time limit counts from there. `pinned` names the workers
+    to use (a probe): then there is no queue and no second attempt. `error` and `finish_reason` exclude each other;
+    with either of them the generation has ended.
     """
 
     key: str
@@ -44,6 +44,7 @@ class Generation:
     namespace: str
     changed: asyncio.Event
     timeline: Timeline
+    queued_at: float
     pinned: tuple[NodeRef, NodeRef | None] | None = None
     output_token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int | None = None
@@ -51,8 +52,7 @@ class Generation:
     error: Unavailable | None = None
     attempt: Attempt | None = None
     num_retries: int = 0
-    refused_by: set[NodeRef] = field(default_factory=set)
-    last_progress: float = field(default_factory=time.monotonic)
+    last_progress: float = 0.0  # when it was sent out or brought tokens, whatever came last
 
     @property
     def ended(self) -> bool:

@@ -8,6 +8,8 @@ from .membership import Membership, Worker
 from .prompts import Limits
 from .router import Candidate, Route, Router
 
+PAUSE_S = 0.5
+
 
 class Placement:
     """Puts admission (who may have more) and router (who is best) together.
@@ -22,6 +24,7 @@ class Placement:
         self._admission = admission
         self._router = Router()
         self._awaits_prefill = expected_prefill > 0
+        self._paused_until: dict[NodeRef, float] = {}
 
     def worker_joined(self, info: WorkerInfo) -> None:
         if Role.PREFILL in info.roles:
@@ -34,6 +37,7 @@ class Placement:
     def worker_left(self, info: WorkerInfo) -> None:
         """What was sent to it must have been `given_back`, or routed without it, before it may come back."""
         self._router.forget(info.ref)
+        self._paused_until.pop(info.ref, None)
         self._admission.remove_worker(info.ref)
 
     def limits(self, model_context: int) -> Limits:
@@ -42,15 +46,19 @@ class Placement:
         context_length = max((w.info.context_length for w in workers), default=model_context)
         return Limits(context_length, max((w.pool_tokens for w in workers), default=model_context))
 
-    def choose(self, generation: Generation) -> Route | None:
-        """Where it can go now; None: it must wait. Workers that refused it come last."""
+    def pause(self, ref: NodeRef, now: float) -> None:
+        """The worker refused a request or lost messages: it is given nothing for a moment."""
+        self._paused_until[ref] = now + PAUSE_S
+
+    def choose(self, generation: Generation, now: float) -> Route | None:
+        """Where it can go now; None: it must wait."""
         if self._awaits_prefill:
             return None
         token_ids = generation.token_ids
         num_tokens, total = len(token_ids), len(token_ids) + generation.remaining_tokens
         credit = set(self._admission.with_credit(num_tokens, generation.remaining_tokens))
         decode = [w for w in self._membership.with_role(Role.DECODE) if w.info.ref in credit and _holds(w, total)]
-        decode = [w for w in decode if w.info.ref not in generation.refused_by] or decode
+        decode = [w for w in decode if self._paused_until.get(w.info.ref, now) <= now]
         if not decode:
             return None
         prefill = [w for w in self._membership.with_role(Role.PREFILL) if _holds(w, num_tokens)]

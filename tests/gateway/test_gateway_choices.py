@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 def generation(stop_token_ids: tuple[int, ...] = ()) -> Generation:
     prompt = Prompt([5], SamplingParams(max_tokens=1000, stop_token_ids=stop_token_ids))
-    return Generation("key", prompt, "ns", asyncio.Event(), Timeline())
+    return Generation("key", prompt, "ns", asyncio.Event(), Timeline(), 0.0)
 
 
 def run(

@@ -213,17 +213,71 @@ def test_a_refusal_is_tried_elsewhere(in_world: Any, world_module: Any) -> None:
 
 
 def test_refusals_end(in_world: Any, world_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.gateway.dispatcher.RETRY_DELAY_S", 0.001)
+    """A worker that always refuses is asked again and again, but not for longer than a request may wait."""
+    monkeypatch.setattr("baton.gateway.placement.PAUSE_S", 0.01)
 
     async def scenario(world: Any) -> None:
         _, decode = await world.pair(auto=False)
         request = asyncio.create_task(world.answer_to("/v1/completions", BODY))
-        for attempt in range(3):
-            await world_module.until(lambda n=attempt: len(decode.of(GenerateRequest)) == n + 1)
-            decode.refuse(decode.request_id, "this worker's queue is full", retryable=True)
+        asked = 0
+        while not request.done():
+            await world_module.until(lambda n=asked: request.done() or len(decode.of(GenerateRequest)) > n)
+            if not request.done():
+                decode.refuse(decode.request_id, "this worker's queue is full", retryable=True)
+                asked += 1
+        status, body = await request
+        assert (status, body["error"]["code"]) == (429, "overloaded")
+        assert 2 <= asked <= 60
+        assert world.is_empty
+
+    in_world(scenario, max_queue_delay_s=0.6)
+
+
+def test_a_refused_request_waits_for_another_worker(in_world: Any, world_module: Any) -> None:
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair(auto=False)
+        request = asyncio.create_task(world.answer_to("/v1/completions", BODY))
+        await world_module.until(lambda: decode.of(GenerateRequest))
+        decode.refuse(decode.request_id, "this worker is leaving", retryable=True)
+        await world_module.until(lambda: world.gateway.dispatcher.num_queued == 1)
+        decode.leave()
+        other = world.worker("decode-1", Role.DECODE)
+        status, body = await request
+        assert (status, body["choices"][0]["text"]) == (200, ANSWER)
+        assert len(other.of(GenerateRequest)) == len(decode.of(GenerateRequest)) == 1
+
+    in_world(scenario)
+
+
+def test_workers_that_keep_dying_end_it(in_world: Any, world_module: Any) -> None:
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair(auto=False)
+        request = asyncio.create_task(world.answer_to("/v1/completions", BODY))
+        for life in range(2, 5):
+            await world_module.until(lambda d=decode: d.of(GenerateRequest))
+            decode = world.worker("decode-0", Role.DECODE, auto=False, incarnation=life)
         status, body = await request
         assert status == 503
-        assert "queue is full" in body["error"]["message"]
+        assert "gave up after 3 attempts" in body["error"]["message"]
+        assert world.is_empty
+
+    in_world(scenario)
+
+
+def test_workers_that_come_and_go(in_world: Any, world_module: Any) -> None:
+    """Every request ends well although a decode worker joins or leaves all the time."""
+
+    async def scenario(world: Any) -> None:
+        await world.pair()
+        requests = [asyncio.create_task(world.answer_to("/v1/completions", BODY)) for _ in range(60)]
+        coming = None
+        for life in range(1, 40):
+            if coming is not None:
+                coming.leave()
+            coming = world.worker("decode-1", Role.DECODE, incarnation=life)
+            await asyncio.sleep(0)
+        answers = await asyncio.gather(*requests)
+        assert {(status, body["choices"][0]["text"]) for status, body in answers} == {(200, ANSWER)}
         assert world.is_empty
 
     in_world(scenario)
@@ -266,11 +320,14 @@ def test_repeated_chunks_are_dropped_and_a_gap_starts_again(
     in_world(scenario)
 
 
-def test_an_answer_that_was_complete_is_not_sent_again(in_world: Any, world_module: Any, answer: list[int]) -> None:
+def test_an_answer_that_was_complete_is_not_sent_again(
+    in_world: Any, world_module: Any, answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The worker dies between the last token and the word that it was the last."""
 
     async def scenario(world: Any) -> None:
         _, decode = await world.pair(auto=False)
+        monkeypatch.setattr("baton.gateway.placement.PAUSE_S", 0.0)
         for max_tokens, reason in ((3, "length"), (500, "stop")):
             request = asyncio.create_task(world.answer_to("/v1/completions", BODY | {"max_tokens": max_tokens}))
             await world_module.until(lambda: [r for r in decode.live if decode.live[r].request.namespace != "probe"])
