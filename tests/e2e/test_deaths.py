@@ -120,14 +120,14 @@ def test_workers_join_and_leave_while_requests_run(serve, serving, tiny_model) -
     with serve(tiny_model, *FLAGS) as server:
         alone = {i: server.token_ids(prompts[i], 12) for i in range(0, 120, 10)}
         join = next(line for line in server.log.splitlines() if "--join" in line)
-        words = join[join.index("baton") :].split()
-        words = [str(Path(sys.executable).with_name("baton")), "decode", str(tiny_model), *words[2:], *FLAGS]
+        command = [*join[join.index("baton decode") :].split(), *FLAGS]
+        command[0] = str(Path(sys.executable).with_name("baton"))
         stop = threading.Event()
 
         def come_and_go() -> int:
             rounds = 0
             while not stop.is_set() and rounds < 3:
-                joined = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                joined = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                 try:
                     serving.wait_until(lambda: len(server.ledger()["workers"]) == 3, "the third worker is in", 60)
                 finally:
