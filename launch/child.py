@@ -1,14 +1,16 @@
 """A process of the cluster: `python -P -m baton.launch.child gateway|worker NAME FD`.
 
-NAME is for whoever looks at the list of processes. FD is the read end of a pipe: one line of msgspec JSON, the frozen
-config, and then nothing. The pipe stays open as
-long as whoever started this process lives; when it closes, this process ends at once, whatever it is doing. Exit
-codes: 0 drained, 1 a crash, 2 a configuration that cannot work (not worth a restart), 3 the launcher is gone.
+NAME is for whoever looks at the list of processes. FD is the read end of a pipe: one line of msgspec JSON, the frozen config, and then nothing. The pipe stays open as
+long as whoever started this process lives; when it closes, this process ends at once, whatever it is doing.
+
+Exit codes: 0 drained, 1 a crash, 2 a configuration that cannot work (not worth a restart), 3 the launcher is gone,
+130 Ctrl-C before it was up.
 """
 
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 
@@ -18,6 +20,7 @@ from ..core.config import GatewayConfig, WorkerConfig
 from ..core.errors import BatonError
 
 EXIT_OK, EXIT_CRASHED, EXIT_CONFIGURATION, EXIT_ORPHANED = 0, 1, 2, 3
+EXIT_INTERRUPTED = 130
 MAX_CONFIG_BYTES = 64 * 1024  # what a pipe holds, so that writing it never waits for the reader
 
 logger = logging.getLogger(__name__)
@@ -30,12 +33,16 @@ def main(arguments: list[str]) -> int:
     watch_launcher(descriptor)
     set_up_logging(config.log_level)
     try:
+        # `launch/join.py` blocked it until here: a Ctrl-C while Python starts would print a traceback.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         run(config)
     except BatonError as error:
         if config.debug:
             raise
         logger.error("%s", error)
         return EXIT_CONFIGURATION
+    except KeyboardInterrupt:  # while it starts; later SIGINT drains
+        return EXIT_INTERRUPTED
     return EXIT_OK
 
 

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 from pathlib import Path
 
 import msgspec
@@ -86,4 +87,5 @@ def become_worker(config: WorkerConfig) -> None:
     os.write(write_end, encoded)
     os.set_inheritable(read_end, True)
     os.set_inheritable(write_end, True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until `child.main` can answer it
     os.execve(spec.command[0], [*spec.command, str(read_end)], spec.environment)

@@ -1,6 +1,7 @@
 """`baton serve` and `baton gateway`: resolve everything, start the processes, say when the server is ready."""
 
 import asyncio
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -192,5 +193,6 @@ def hints(plan: Plan) -> list[str]:
 
 def write_line(text: str) -> None:
     """One line on stderr, in one write: lines of several children do not mix."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the terminal is gone: there is nobody to tell, and the server goes on
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

@@ -45,14 +45,16 @@ class Supervisor:
         if self._stop.is_set():
             self._stop_now.set()
         else:
-            self._write_line("stopping: running requests are finished first; press Ctrl-C again to stop at once")
             self._stop.set()
+            self._write_line("stopping: running requests are finished first; press Ctrl-C again to stop at once")
 
     async def run(self, when_started: Callable[[], Awaitable[None]]) -> None:
         """Run all children until a stop is requested. `when_started` runs beside them: it waits for readiness."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self.request_stop)
+            # nohup ignores SIGHUP so that the server outlives its terminal; that stays.
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self.request_stop)
         keepers = {spec.name: asyncio.create_task(self._keep(spec)) for spec in self._specs}
         starter = asyncio.create_task(self._announce(when_started))
         stop = asyncio.create_task(self._stop.wait())

@@ -2,6 +2,7 @@
 
 import logging
 import signal
+from types import FrameType
 
 from ..core.config import WorkerConfig
 from ..core.messages import Role
@@ -27,8 +28,7 @@ def run_worker(config: WorkerConfig) -> None:
     if Role.DECODE in config.roles:
         roles.append(DecodeRole(bench, membership))
     worker = Worker(bench, membership, roles)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop())
+    _on_signals(worker)
     keys = ClusterKeys.load(config.network.key_file)
     beat = BeatThread(config.network, bench.info.ref, keys, lambda: bench.engine.runner.num_steps)
     beat.start()
@@ -39,3 +39,15 @@ def run_worker(config: WorkerConfig) -> None:
         beat.stop()
         bench.link.close()
         bench.channels.close()
+
+
+def _on_signals(worker: Worker) -> None:
+    """The first SIGTERM or SIGINT drains, the next one ends the process at once."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        logger.info("draining")
+        worker.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)

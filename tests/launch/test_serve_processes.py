@@ -115,6 +115,16 @@ def test_a_worker_joins_and_leaves_while_the_server_runs(serve, server_process, 
     server.wait_ready(prefill=1, decode=1)
 
 
+def test_ctrl_c_while_a_worker_starts_leaves_no_traceback(serve, server_process, tiny_model):
+    server = serve("--prefill", "0")
+    join = ("--join", server.join_address, "--key-file", str(server.key_file))
+    with server_process.BatonProcess("decode", str(tiny_model), *SMALL, *join) as worker:
+        worker.wait_for_line("joins tcp://")
+        worker.interrupt()
+        assert worker.wait(30) != 0
+        assert "Traceback" not in worker.output, worker.output
+
+
 def test_a_worker_with_another_model_is_refused(serve, server_process, tiny_model):
     server = serve("--prefill", "0")
     join = ("--join", server.join_address, "--key-file", str(server.key_file))
