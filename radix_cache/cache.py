@@ -74,7 +74,7 @@ class RadixCache:
         A caller who must have a token left to compute (and logits to sample from) passes num_tokens - 1.
         """
         key = TokenKey.of(token_ids)
-        num_tokens = key.num_tokens if limit is None else max(min(limit, key.num_tokens), 0)
+        num_tokens = key.num_tokens if limit is None else min(limit, key.num_tokens)
         node, block_ids = self.tree.walk(namespace, key.data, num_tokens // self.block_size)
         return self._lock(namespace, node, block_ids)
 

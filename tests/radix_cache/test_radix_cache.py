@@ -341,18 +341,38 @@ def test_a_parent_goes_after_its_children_in_its_own_turn() -> None:
 
 
 def test_eviction_keeps_its_order_however_often_leaves_were_used() -> None:
-    cache, rng = RadixCache(50, 1), Random(3)
-    for token_id in range(50):
+    """Evictions stir the heap; then a few hot leaves fill it with stale entries, until it is rebuilt."""
+    cache, rng = RadixCache(100, 1), Random(3)
+    oldest_first = list(range(100))
+    rng.shuffle(oldest_first)
+    for token_id in oldest_first:
         put(cache, [token_id])
     cache.drain_events()
-    uses = [*range(50), *(rng.randrange(50) for _ in range(1000))]
-    for token_id in uses:
-        cache.release(cache.match(NS, [token_id]))
-    cache.check_integrity()
-    oldest_first = sorted(range(50), key=lambda token_id: len(uses) - uses[::-1].index(token_id))
-    assert cache.evict(50) == 50
+    order: list[int] = []
+    for _ in range(4):
+        hot = rng.sample(oldest_first, 5)
+        for token_id in rng.choices(hot, k=400):
+            cache.release(cache.match(NS, [token_id]))
+            oldest_first.remove(token_id)
+            oldest_first.append(token_id)
+        cache.check_integrity()
+        assert cache.evict(20) == 20
+        order += oldest_first[:20]
+        del oldest_first[:20]
     (evicted,) = cache.drain_events()
-    assert evicted == Evicted(NS, [chain_hashes([token_id], 1)[0] for token_id in oldest_first])
+    assert evicted == Evicted(NS, [chain_hashes([token_id], 1)[0] for token_id in order])
+
+
+def test_a_locked_parent_gets_in_line_once_when_its_child_was_evicted() -> None:
+    cache = RadixCache(8, 4)
+    put(cache, A + B)
+    put(cache, C)
+    lock = cache.match(NS, A)
+    assert cache.evict(1) == 1  # B
+    cache.check_integrity()
+    cache.release(lock)
+    cache.check_integrity()
+    assert len(found(cache, A + B)) == 1
 
 
 def test_matches_without_eviction_do_not_grow_the_heap() -> None:

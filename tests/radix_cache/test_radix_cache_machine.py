@@ -259,10 +259,11 @@ class RadixCacheMachine(RuleBasedStateMachine):
         assert self.cache.tree.roots == {}
 
 
-RadixCacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+RadixCacheMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestRadixCacheMachine = RadixCacheMachine.TestCase
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 class TestRadixCacheMachineLonger(RadixCacheMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=1500, stateful_step_count=60, deadline=None)
+    settings = settings(max_examples=500, stateful_step_count=60, deadline=None)
