@@ -1,7 +1,8 @@
-"""A process of the cluster: `python -P -m baton.launch.child gateway|worker FD`.
+"""A process of the cluster: `python -P -m baton.launch.child gateway|worker NAME FD`.
 
-FD is the read end of a pipe: one line of msgspec JSON, the frozen config, and then nothing. The pipe stays open as
-long as whoever started this process lives; when it closes, this process ends at once, whatever it is doing.
+NAME is for whoever looks at the list of processes. FD is the read end of a pipe: one line of msgspec JSON, the frozen
+config, and then nothing. The pipe stays open as long as whoever started this process lives; when it closes, this
+process ends at once, whatever it is doing.
 
 Exit codes: 0 drained, 1 a crash, 2 a configuration that cannot work (not worth a restart), 3 the launcher is gone,
 130 Ctrl-C before it was up.
