@@ -16,15 +16,13 @@ from collections.abc import Callable
 
 from ..core.messages import (
     AbortRequest,
-    GenerateRequest,
     Message,
     NodeRef,
-    PrefillRequest,
     RequestFailed,
     TokenChunk,
     WorkerInfo,
 )
-from ..core.request import FinishReason, Request
+from ..core.request import FinishReason
 from ..core.timeline import Station, Timeline
 from .admission import Admission
 from .generation import Attempt, Generation, Unavailable
@@ -142,7 +140,8 @@ class Dispatcher:
         self._metrics.tokens_arrived(len(new), now - generation.last_progress if num_known else None)
         self.last_progress = generation.last_progress = now
         if not attempt.prompt_done:
-            self._first_chunk(generation, attempt, chunk)
+            self._placement.prompt_done(attempt)
+            generation.started(chunk)
         generation.output_token_ids += new
         if chunk.finish_reason is not None:
             self._end(generation)
@@ -228,18 +227,8 @@ class Dispatcher:
         self._placement.take(generation, generation.attempt)
         generation.last_progress = time.monotonic()
         generation.timeline = generation.timeline.stamped(Station.DISPATCHED)
-        request = Request(
-            request_id,
-            generation.namespace,
-            generation.prompt.token_ids,
-            generation.prompt.sampling,
-            list(generation.output_token_ids),
-        )
-        sent = True
-        if route.prefill is not None:
-            prefill = PrefillRequest(request_id, generation.namespace, generation.token_ids, route.decode)
-            sent = self._send(route.prefill, prefill)
-        if not (sent and self._send(route.decode, GenerateRequest(request, route.prefill))):
+        sent = route.prefill is None or self._send(route.prefill, generation.prefill_request(generation.attempt))
+        if not (sent and self._send(route.decode, generation.generate_request(generation.attempt))):
             self._end_attempt(generation, "its other worker cannot be reached")
             return False
         self._attempts[request_id] = generation
@@ -247,15 +236,6 @@ class Dispatcher:
         return True
 
     # ---- ends -----------------------------------------------------------------------------------------------------
-
-    def _first_chunk(self, generation: Generation, attempt: Attempt, chunk: TokenChunk) -> None:
-        self._placement.prompt_done(attempt)
-        if chunk.timeline is not None and not generation.output_token_ids:
-            generation.timeline = generation.timeline.merged(chunk.timeline)
-        cached = chunk.num_cached_tokens or 0
-        known = generation.num_cached_tokens
-        # After a second attempt, what either of them computed was computed.
-        generation.num_cached_tokens = cached if known is None else min(cached, known)
 
     def _end_attempt(self, generation: Generation, abort_reason: str | None) -> None:
         """Gives back what the attempt holds here; with a reason its workers are told to stop."""

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from ..core.errors import RequestError
-from ..core.messages import NodeRef
-from ..core.request import FinishReason
+from ..core.messages import GenerateRequest, NodeRef, PrefillRequest, TokenChunk
+from ..core.request import FinishReason, Request
 from ..core.timeline import Station, Timeline
 from .prompts import Prompt
 from .router import Route
@@ -78,6 +78,24 @@ class Generation:
         if self.output_token_ids and self.output_token_ids[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.remaining_tokens <= 0 else None
+
+    def generate_request(self, attempt: Attempt) -> GenerateRequest:
+        """What the decode worker is asked; after a death with the tokens that came before it."""
+        prompt, output = self.prompt, list(self.output_token_ids)
+        request = Request(attempt.request_id, self.namespace, prompt.token_ids, prompt.sampling, output)
+        return GenerateRequest(request, attempt.route.prefill)
+
+    def prefill_request(self, attempt: Attempt) -> PrefillRequest:
+        """What the prefill worker is asked."""
+        return PrefillRequest(attempt.request_id, self.namespace, self.token_ids, attempt.route.decode)
+
+    def started(self, chunk: TokenChunk) -> None:
+        """Takes what comes with the first chunk of an attempt."""
+        if chunk.timeline is not None and not self.output_token_ids:
+            self.timeline = self.timeline.merged(chunk.timeline)
+        cached, known = chunk.num_cached_tokens or 0, self.num_cached_tokens
+        # After a second attempt, what either of them computed was computed.
+        self.num_cached_tokens = cached if known is None else min(cached, known)
 
     def finish(self, reason: FinishReason) -> None:
         self.finish_reason = reason

@@ -91,10 +91,8 @@ class Response:
         except Unavailable as error:
             yield sse(error_of(error))
             return
-        if include_usage:
-            yield self._answer.usage(usage_of(self._choices))
-        yield f": timing {spell_timing(self.timeline)}\n\n".encode()
-        yield SSE_DONE
+        usage = self._answer.usage(usage_of(self._choices)) if include_usage else b""
+        yield usage + f": timing {spell_timing(self.timeline)}\n\n".encode() + SSE_DONE
 
     def _spell(self, delta: Delta) -> bytes:
         choice = self._choices[delta.index]
