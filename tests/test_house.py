@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FILE_LINES = 400
-MAX_TEST_FILE_LINES = 500
+MAX_TEST_FILE_LINES = 600  # lists of cases
 MAX_FUNCTION_LINES = 60
 
 # room |-> rooms it may import. docs/structure.md says why.

@@ -103,14 +103,6 @@ class ServerProcess(BatonProcess):
         body = {"model": "tiny-llama", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **fields}
         return self._call("POST", "/v1/completions", body)
 
-    def open_stream(self, prompt: str, max_tokens: int) -> http.client.HTTPResponse:
-        """Returns once the answer has begun; the caller closes it."""
-        body = {"model": "tiny-llama", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
-        connection = http.client.HTTPConnection(*self.address, timeout=60)
-        headers = {"Content-Type": "application/json", "Connection": "close"}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        return connection.getresponse()
-
     def wait_ready(self, prefill: int, decode: int, bound_s: float = READY_S) -> None:
         """Until /ready is 200 with exactly so many workers."""
         deadline = time.monotonic() + bound_s

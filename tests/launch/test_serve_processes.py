@@ -1,7 +1,5 @@
-"""The kill matrix on real processes: whatever ends in whatever way, nothing stays behind and the server goes on."""
+"""What the launcher does with real processes. What requests see when processes die is in tests/e2e/test_deaths.py."""
 
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -52,31 +50,6 @@ def test_start_answer_and_stop(serve, builders):
     assert not server.run_dir.exists()
 
 
-def test_running_requests_are_finished_before_the_stop(serve, builders):
-    server = serve()
-    with server.open_stream("count", 200) as stream:
-        first = stream.readline()
-        server.interrupt()
-        rest = stream.read()
-    assert first.startswith(b"data: ")
-    assert b'"finish_reason":"length"' in rest
-    assert rest.rstrip().endswith(b"data: [DONE]")
-    assert server.wait(30) == 0
-    assert _all_gone(builders, server)
-
-
-def test_a_second_ctrl_c_stops_at_once(serve, builders):
-    server = serve()
-    with server.open_stream("count", 900) as stream:
-        stream.readline()
-        server.interrupt()
-        server.wait_for_line("^stopping")
-        server.interrupt()
-        server.wait(5)
-    builders.wait_until(lambda: _all_gone(builders, server))
-    assert not server.run_dir.exists()
-
-
 def test_nothing_outlives_a_killed_launcher(serve, builders):
     server = serve()
     server.process.kill()
@@ -86,34 +59,6 @@ def test_nothing_outlives_a_killed_launcher(serve, builders):
     assert not server.run_dir.exists()
     assert sorted(second.pids) == ["decode-0", "gateway"]
     assert second.complete("after a crash")[0] == 200
-
-
-def test_a_killed_child_is_replaced_and_the_same_answer_comes_out(serve, builders):
-    server = serve()
-    prompt = "what is the capital of France and what is in the river"
-    _, before = server.complete(prompt, 16)
-    for victim in ("prefill-0", "decode-0", "gateway"):
-        os.kill(server.pids[victim], signal.SIGKILL)
-        server.wait_for_line(rf"^{victim} ended \(signal SIGKILL\); it starts again")
-        assert not builders.is_running(server.pids[victim])
-        server.wait_ready(prefill=1, decode=1)
-        status, after = server.complete(prompt, 16)
-        assert status == 200
-        assert after["choices"] == before["choices"]
-    server.interrupt()
-    assert server.wait(30) == 0
-    assert not server.run_dir.exists()
-
-
-def test_a_worker_joins_and_leaves_while_the_server_runs(serve, server_process, tiny_model):
-    server = serve()
-    join = ("--join", server.join_address, "--key-file", str(server.key_file))
-    with server_process.BatonProcess("decode", str(tiny_model), *SMALL, *join) as worker:
-        server.wait_ready(prefill=1, decode=2)
-        assert server.complete("two of them")[0] == 200
-        worker.interrupt()
-        assert worker.wait(30) == 0, worker.output
-    server.wait_ready(prefill=1, decode=1)
 
 
 def test_ctrl_c_while_a_worker_starts_leaves_no_traceback(serve, server_process, tiny_model):
