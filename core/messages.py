@@ -189,7 +189,7 @@ class RequestFailed(_Wire, frozen=True):
 
 
 class CacheUpdate(_Wire, frozen=True):
-    """What changed in the worker's radix tree. `sequence` counts updates; after a gap the gateway asks for a snapshot."""
+    """What changed in the worker's radix tree. After a gap in `sequence` the gateway asks for a snapshot."""
 
     sequence: int
     events: list[CacheEvent]
@@ -264,7 +264,7 @@ class RingOffer(_Wire, frozen=True):
 
 
 class RingGone(_Wire, frozen=True):
-    """The sender gave the ring up (it cannot attach, or a credit is missing for too long): the next offer is a new one."""
+    """The sender gave the ring up (it cannot attach, or a credit is missing too long): the next offer is a new one."""
 
     ring_id: int
 

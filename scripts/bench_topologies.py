@@ -38,7 +38,10 @@ def measure(flags: tuple[str, ...], arguments: argparse.Namespace, seed: int, fo
 
 
 def row(name: str, metrics: Metrics) -> str:
-    assert metrics.ttft_ms and metrics.tpot_ms and metrics.itl_ms and not metrics.failed
+    assert metrics.failed == 0
+    assert metrics.ttft_ms is not None
+    assert metrics.tpot_ms is not None
+    assert metrics.itl_ms is not None
     return (
         f"| {name} | {metrics.total_token_throughput:.1f} | {metrics.output_throughput:.1f} "
         f"| {metrics.ttft_ms.median:.0f} | {metrics.ttft_ms.p99:.0f} | {metrics.tpot_ms.median:.1f} "

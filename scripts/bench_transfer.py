@@ -6,8 +6,6 @@ One process hands prompts over to another through the real channels, rings and c
 what is measured is transfer alone. A token has the 46,080 bytes of SmolLM2-135M's in float32, so 45 make a piece.
 """
 
-# ruff: noqa: TID251  (a script is a user of the package, not a part of it)
-
 import argparse
 import secrets
 import subprocess
@@ -18,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+
 from baton.core.config import NetworkConfig, TransferConfig
 from baton.core.layout import BlockLayout
 from baton.core.messages import NodeRef, Role, WorkerInfo

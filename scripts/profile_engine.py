@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
+
 from baton.core.config import EngineConfig
 from baton.engine.engine import Engine, load_engine
 from baton.engine.forward_batch import Chunk, ForwardBatch, build_forward_batch
 from baton.kernels import pack_linear, paged_attention, plan_attention, store_kv
-from torch import Tensor
 
 BLOCK_SIZE = 16
 CONTEXT = 256

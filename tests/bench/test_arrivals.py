@@ -4,9 +4,10 @@ import asyncio
 import statistics
 
 import pytest
-from baton.bench.arrivals import closed_loop, open_loop, poisson_arrivals, scaled_arrivals
 from hypothesis import given
 from hypothesis import strategies as st
+
+from baton.bench.arrivals import closed_loop, open_loop, poisson_arrivals, scaled_arrivals
 
 
 @given(st.integers(1, 300), st.floats(0.01, 1000), st.integers(0, 2**63))

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import App
+
 from baton.bench.command import bench_command
 from baton.bench.options import LoadOptions, WorkloadOptions
-from cyclopts import App
 
 SMALL = WorkloadOptions(num_requests=4, input_len=5, output_len=3)
 

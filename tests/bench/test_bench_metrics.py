@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+
 from baton.bench.metrics import compute_metrics, distribution_ms, parse_goodput, percentile
 from baton.bench.record import RequestRecord, failure_counts
 from baton.core.errors import ConfigurationError

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from baton.bench.client import BenchClient, open_http
 from baton.bench.options import BenchConfig, LoadOptions, TargetOptions, WorkloadOptions
 from baton.bench.progress import LineProgress, LoadState

@@ -3,8 +3,9 @@
 import io
 
 import pytest
-from baton.bench.progress import BarProgress, LineProgress, LoadState, progress_for
 from rich.console import Console
+
+from baton.bench.progress import BarProgress, LineProgress, LoadState, progress_for
 
 
 def test_progress_lines_keep_their_distance(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,11 @@
 from itertools import pairwise
 
 import pytest
-from baton.bench import sse
-from baton.bench.sse import SSEParser
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+from baton.bench import sse
+from baton.bench.sse import SSEParser
 
 
 def parse(*pieces: bytes) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+
 from baton.bench.record import RequestRecord
 from baton.bench.stream import RequestFailed, StreamReader, error_text
 

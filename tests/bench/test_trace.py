@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from baton.bench.trace import TraceRow, parse_trace, read_trace, trace_workload
 from baton.bench.workloads import Alphabet
 from baton.core.errors import ConfigurationError

@@ -1,6 +1,7 @@
 """Workloads have the asked shape, are a function of the seed alone, and stay out of the special tokens."""
 
 import pytest
+
 from baton.bench.options import WorkloadOptions
 from baton.bench.workloads import Alphabet, synthetic_workload, warmup_workload
 from baton.core.errors import ConfigurationError

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+
 from baton.core.errors import RequestError
 from baton.core.messages import KVAbort, KVCommit, KVCredit, KVPiece, Message, NodeRef
 from baton.core.timeline import Station, Timeline

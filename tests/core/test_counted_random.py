@@ -1,4 +1,4 @@
-"""Counted randomness: the published test vectors of Philox-4x32-10, and a table of our own numbers that must not move."""
+"""Counted randomness: the published test vectors of Philox-4x32-10, and our own numbers, which must not move."""
 
 import math
 

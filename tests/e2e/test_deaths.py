@@ -83,16 +83,16 @@ def test_a_killed_gateway_comes_back_and_finds_its_workers(serve, serving, tiny_
 
 
 def test_a_killed_launcher_leaves_no_process(serve, serving, tiny_model) -> None:
-    with pytest.raises(AssertionError), serve(tiny_model, *FLAGS, check_idle=False) as server:
+    with serve(tiny_model, *FLAGS) as server:
         pids = list(server.children().values())
         assert len(pids) == 3
         os.kill(server.process.pid, signal.SIGKILL)
         serving.wait_until(lambda: not any(map(serving.is_alive, pids)), "all children of the killed launcher ended")
-        raise AssertionError("done")  # leaves `serve`, which would look for a launcher to interrupt
+        server.was_stopped = True
 
 
 def test_interrupting_twice_stops_at_once(serve, serving, tiny_model) -> None:
-    with pytest.raises(AssertionError, match="done"), serve(tiny_model, *FLAGS, check_idle=False) as server:
+    with serve(tiny_model, *FLAGS) as server:
         pids = list(server.children().values())
         with server.stream(prompt(3, 20), 900, ignore_eos=True) as events:
             next(events)
@@ -101,17 +101,17 @@ def test_interrupting_twice_stops_at_once(serve, serving, tiny_model) -> None:
             server.process.send_signal(signal.SIGINT)
             server.process.wait(10)
         serving.wait_until(lambda: not any(map(serving.is_alive, pids)), "no process is left")
-        raise AssertionError("done")
+        server.was_stopped = True
 
 
 def test_interrupting_once_lets_a_running_stream_finish(serve, serving, tiny_model) -> None:
-    with pytest.raises(AssertionError, match="done"), serve(tiny_model, *FLAGS, check_idle=False) as server:
+    with serve(tiny_model, *FLAGS) as server:
         with server.stream(prompt(4, 20), 300, ignore_eos=True) as events:
             next(events)
             server.process.send_signal(signal.SIGINT)
             assert list(events)[-1] == "[DONE]"
         assert server.process.wait(30) == 0
-        raise AssertionError("done")
+        server.was_stopped = True
 
 
 def test_workers_join_and_leave_while_requests_run(serve, serving, tiny_model) -> None:

@@ -1,9 +1,10 @@
 """plan_chunks: first come first served, packed, never more than the budget."""
 
 import pytest
-from baton.engine.chunk_planning import plan_chunks
 from hypothesis import given
 from hypothesis import strategies as st
+
+from baton.engine.chunk_planning import plan_chunks
 
 
 @pytest.mark.parametrize(

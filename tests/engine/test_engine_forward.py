@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from baton.core.config import EngineConfig
 from baton.core.errors import ConfigurationError
 from baton.engine.engine import Engine, load_engine
 from baton.engine.forward_batch import Chunk, build_forward_batch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 NUM_TOKENS = 2048  # of the pool, whatever its block size
 TOKEN_IDS = torch.randint(0, 320, (90,), generator=torch.Generator().manual_seed(5)).tolist()

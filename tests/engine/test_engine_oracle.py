@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from baton.core.config import EngineConfig
 from baton.core.request import SamplingParams
 from baton.engine.engine import Engine, load_engine

@@ -1,10 +1,11 @@
 """build_forward_batch against a literal and against a naive model that goes token by token."""
 
 import pytest
-from baton.core.errors import LocalProtocolError
-from baton.engine.forward_batch import Chunk, build_forward_batch
 from hypothesis import given
 from hypothesis import strategies as st
+
+from baton.core.errors import LocalProtocolError
+from baton.engine.forward_batch import Chunk, build_forward_batch
 
 
 def test_the_example_of_the_docstring() -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from baton.core.errors import ConfigurationError, LocalProtocolError
 from baton.core.layout import BLOCK_SIZES, BlockLayout
 from baton.engine.kv_cache_pool import KVCachePool
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 LAYERS, HEADS, HEAD_DIM = 2, 3, 4
 

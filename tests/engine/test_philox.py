@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from baton.core import counted_random
-from baton.engine.philox import MAX_GUMBEL, gumbel, random_words, seed_words
 from hypothesis import given
 from hypothesis import strategies as st
+
+from baton.core import counted_random
+from baton.engine.philox import MAX_GUMBEL, gumbel, random_words, seed_words
 
 # (seed, choice, position, token id) |-> random word. Fixed for ever: a resumed stream depends on them.
 KNOWN_WORDS = {

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from baton.core import counted_random
 from baton.core.errors import LocalProtocolError
 from baton.core.request import SamplingParams
 from baton.engine.sampler import Sampler, SamplingRow, lowest_kept
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SAMPLER = Sampler()
 

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from baton.vocab.tokenizer import Tokenizer
 
 ANSWER = "Grüße, 世界! Baton runs 🏃 and stops."

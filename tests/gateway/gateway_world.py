@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+
 from baton.core.config import GatewayConfig
 from baton.core.messages import (
     AbortRequest,

@@ -1,11 +1,12 @@
 """Credits, the queue and Retry-After, by literals; and a model that counts along."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from baton.core.errors import LocalProtocolError
 from baton.core.messages import NodeRef
 from baton.gateway.admission import EXPECTED_GROWTH, Admission
-from hypothesis import given
-from hypothesis import strategies as st
 
 D0, D1 = NodeRef("decode-0", 1), NodeRef("decode-1", 1)
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+
 from baton.gateway.batch_tokenizer import BatchTokenizer
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from baton.core.cache_events import Evicted, Stored
 from baton.core.messages import CacheSnapshot, CacheSnapshotQuery, CacheUpdate, Message, NodeRef, Role
 from baton.gateway.cache_feed import CacheFeed

@@ -4,14 +4,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from baton.core.request import FinishReason, SamplingParams
 from baton.core.timeline import Timeline
 from baton.gateway.choices import Choice
 from baton.gateway.generation import Generation
 from baton.gateway.prompts import Prompt
 from baton.vocab.tokenizer import Tokenizer
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 
 def generation(stop_token_ids: tuple[int, ...] = ()) -> Generation:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from baton.core.messages import AbortRequest, GenerateRequest, PrefillRequest, Role, TokenChunk
 from baton.core.request import FinishReason
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from baton.core.messages import GenerateRequest, PrefillRequest
 
 ANSWER = "Grüße, 世界! Baton runs 🏃 and stops."

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from baton.core.messages import Beat, NodeRef, PeerJoined, PeerLeft, Refused, Role, Welcome, WhoAreYou
 from baton.gateway.membership import Joined, Left, Membership, Rejected, Send
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from baton.core.messages import Role, Status
 from prometheus_client.parser import text_string_to_metric_families
+
+from baton.core.messages import Role, Status
 
 BODY = {"prompt": "hi", "max_tokens": 500}
 

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+
 from baton.core.messages import GenerateRequest, PrefillRequest, Role
 
 ANSWER = "Grüße, 世界! Baton runs 🏃 and stops."

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+
 from baton.core.messages import NodeRef
 from baton.gateway.router import LOCAL_TOKENS, SEQUENCE_WEIGHT, Candidate, Route, Router
 

@@ -15,6 +15,7 @@ import msgspec
 import openai
 import pytest
 import uvloop
+
 from baton.core.config import GatewayConfig, NetworkConfig
 from baton.core.messages import CacheSnapshot, GenerateRequest, Hello, NodeRef, Role, TokenChunk, Welcome
 from baton.core.request import FinishReason

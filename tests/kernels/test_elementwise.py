@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from baton.kernels import apply_rope, reference, rms_norm, silu_and_mul
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from baton.kernels import fp16_linear_available, pack_linear
 
 needs_fbgemm = pytest.mark.skipif(not fp16_linear_available(), reason="this torch has no FBGEMM")

@@ -4,9 +4,10 @@ import random
 
 import pytest
 import torch
-from baton.kernels import paged_attention, plan_attention, reference, store_kv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from baton.kernels import paged_attention, plan_attention, reference, store_kv
 
 NUM_LAYERS, HEAD_DIM = 3, 16
 

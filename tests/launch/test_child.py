@@ -6,6 +6,7 @@ import sys
 
 import msgspec
 import pytest
+
 from baton.launch.child import EXIT_CONFIGURATION, EXIT_ORPHANED
 from baton.launch.child_process import child_spec
 

@@ -4,9 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
 from baton.core.errors import ConfigurationError
 from baton.launch.model_facts import read_model_facts
-from safetensors.numpy import load_file, save_file
 
 
 def test_facts_of_the_tiny_model(tiny_model):

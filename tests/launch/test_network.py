@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import pytest
+
 from baton.core.errors import ConfigurationError
 from baton.launch.network import address_towards, claim_port, http_get
 from baton.launch.options import HostPort

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+
 from baton.core.errors import ConfigurationError
 from baton.launch.resolve import resolve_engine
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from baton.core.errors import ConfigurationError
 from baton.launch import run_dir
 from baton.launch.run_dir import choose_base, remove_stale, run_directory

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from baton.core.errors import ConfigurationError
 from baton.launch.machine import available_memory, usable_cores
 from baton.launch.options import EngineFlags, HostPort, parse_engine_options, parse_host_port

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from baton.core.errors import BatonError, ConfigurationError
 from baton.launch import child_process, restart_policy, supervisor
 from baton.launch.supervisor import Supervisor, describe_exit

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+
 from baton.core.errors import BatonError, ConfigurationError
 from baton.launch import doctor
 from baton.launch.chat import ChatClient, chat

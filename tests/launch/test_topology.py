@@ -1,6 +1,7 @@
 """Who runs, what it is called, whom it joins."""
 
 import pytest
+
 from baton.core.errors import ConfigurationError
 from baton.core.messages import Role
 from baton.launch.options import HostPort

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from baton.kernels import plan_attention
 from baton.models.registry import Model, load_model
 from baton.vocab.model_config import ModelConfig, load_model_config

@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from baton.core.errors import ConfigurationError
 from baton.models.registry import load_model
 from baton.models.weights import WeightReader
 from baton.vocab.model_config import load_model_config
-from safetensors.torch import load_file, save_file
 
 
 def write(folder: Path, **tensors: torch.Tensor) -> None:

@@ -1,10 +1,11 @@
 """BlockPool: every block in exactly one state, illegal moves raise and change nothing."""
 
 import pytest
-from baton.core.errors import LocalProtocolError, OutOfBlocks
-from baton.radix_cache.block_pool import BlockCounts, BlockPool, BlockState
 from hypothesis import given
 from hypothesis import strategies as st
+
+from baton.core.errors import LocalProtocolError, OutOfBlocks
+from baton.radix_cache.block_pool import BlockCounts, BlockPool, BlockState
 
 FREE, RESERVED, PRIVATE, CACHED, QUARANTINED = BlockState
 

@@ -1,11 +1,12 @@
 """PrefixIndex by literals and against brute force over the prefixes each worker announced."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from baton.core.cache_events import Cleared, Evicted, Stored
 from baton.radix_cache.chain_hash import chain_hashes
 from baton.radix_cache.index import PrefixIndex, PrefixIndexes
 from baton.radix_cache.token_key import TokenKey
-from hypothesis import given
-from hypothesis import strategies as st
 
 NS = "ns"
 TOKENS = [1, 2, 3, 4, 5, 6, 7]

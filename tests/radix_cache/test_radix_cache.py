@@ -3,6 +3,7 @@
 from random import Random
 
 import pytest
+
 from baton.core.cache_events import Cleared, Evicted, Stored
 from baton.core.errors import LocalProtocolError, OutOfBlocks
 from baton.radix_cache import chain_hash

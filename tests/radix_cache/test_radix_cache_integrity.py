@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from baton.core.errors import LocalProtocolError
 from baton.radix_cache.block_pool import BlockState
 from baton.radix_cache.cache import PrefixHandle, RadixCache

@@ -7,6 +7,10 @@ no longer prefix of its namespace is cached and no lock covers it; the least rec
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from baton.core.cache_events import CacheEvent, Cleared, Evicted, Stored
 from baton.core.errors import LocalProtocolError, OutOfBlocks
 from baton.radix_cache.block_pool import BlockState
@@ -14,9 +18,6 @@ from baton.radix_cache.cache import PrefixHandle, RadixCache
 from baton.radix_cache.chain_hash import chain_hashes
 from baton.radix_cache.index import PrefixIndex
 from baton.radix_cache.token_key import TokenKey
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 BLOCK = 2
 NUM_BLOCKS = 12

@@ -4,10 +4,11 @@ import struct
 
 import pytest
 import xxhash
-from baton.radix_cache.chain_hash import HashRun, chain_hashes
-from baton.radix_cache.token_key import TokenKey, unpack_token_ids
 from hypothesis import given
 from hypothesis import strategies as st
+
+from baton.radix_cache.chain_hash import HashRun, chain_hashes
+from baton.radix_cache.token_key import TokenKey, unpack_token_ids
 
 TOKEN_IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 

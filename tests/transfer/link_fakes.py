@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+
 from baton.core.config import NetworkConfig, TransferConfig
 from baton.core.layout import BlockLayout
 from baton.core.messages import Message, NodeRef, Role, WorkerInfo

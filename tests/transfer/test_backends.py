@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from baton.core.errors import ConfigurationError, RemoteProtocolError
 from baton.core.messages import RingOffer
 from baton.core.timeline import Timeline

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+
 from baton.core.config import NetworkConfig
 from baton.core.errors import ConfigurationError
 from baton.core.messages import Envelope, KVAbort, KVPiece, NodeRef, Role, WorkerInfo

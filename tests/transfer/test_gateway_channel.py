@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import uvloop
 import zmq
+
 from baton.core.config import NetworkConfig
 from baton.core.errors import ConfigurationError
 from baton.core.messages import Beat, Goodbye, Hello, NodeRef, Role, Welcome, WhoAreYou, WorkerInfo

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+
 from baton.core.errors import ConfigurationError
 from baton.transfer.keys import ClusterKeys
 

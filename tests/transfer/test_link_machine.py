@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from baton.core.messages import KVCommit
-from baton.core.timeline import Timeline
-from baton.transfer.link import HandedOver, ReceiveFailed, SendDone, SendFailed
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from baton.core.messages import KVCommit
+from baton.core.timeline import Timeline
+from baton.transfer.link import HandedOver, ReceiveFailed, SendDone, SendFailed
 
 NUM_TOKENS = 11
 HIDDEN = b"hidden"

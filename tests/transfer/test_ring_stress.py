@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import zmq
+from xxhash import xxh3_64_intdigest
+
 from baton.transfer.backends.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from baton.transfer.ring import ReceiverRing, SenderRing
-from xxhash import xxh3_64_intdigest
 
 SLOTS, SLOT_BYTES, NUM_PIECES, BOUND_S = 4, 4096, 1_000_000, 45.0
 PIECE, CREDIT, STOP = struct.Struct("<IQIQ"), struct.Struct("<IQ"), b"stop"

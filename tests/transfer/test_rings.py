@@ -1,11 +1,12 @@
 """Rings: every slot has one owner at a time, and a message about any but its present use is refused."""
 
 import pytest
-from baton.core.errors import LocalProtocolError, RemoteProtocolError
-from baton.transfer.ring import ReceiverRing, SenderRing
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from baton.core.errors import LocalProtocolError, RemoteProtocolError
+from baton.transfer.ring import ReceiverRing, SenderRing
 
 
 def test_slots_are_credits() -> None:

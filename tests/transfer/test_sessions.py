@@ -1,12 +1,13 @@
 """KVSender and KVReceiver by literals, and the receiver's ranges against a plain set."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from baton.core.errors import LocalProtocolError, RemoteProtocolError
 from baton.core.messages import KVCommit
 from baton.core.timeline import Timeline
 from baton.transfer.session import KVReceiver, KVSender, ReceiverPhase, SenderPhase
-from hypothesis import given
-from hypothesis import strategies as st
 
 COMMIT = KVCommit("r", 10, 0, b"h", 1, Timeline(copy_ns=3))
 

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tokenizers import decoders, models
+
 from baton.core.errors import ConfigurationError, RequestError
 from baton.vocab.chat_template import ChatTemplate
 from baton.vocab.tokenizer import Tokenizer
-from tokenizers import decoders, models
 
 HELLO = [{"role": "user", "content": "Hi <b>ä</b>"}]
 

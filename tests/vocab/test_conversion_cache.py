@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from baton.core.errors import ConfigurationError
 from baton.vocab.conversion_cache import build_once, cached_folder, default_cache_dir
 

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import pytest
+
 from baton.vocab.chat_template import ChatTemplate
 from baton.vocab.converted_model import ModelSource
 from baton.vocab.detokenizer import Detokenizer

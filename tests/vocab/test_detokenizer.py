@@ -2,11 +2,12 @@ from collections.abc import Callable
 
 import pytest
 import tokenizers
-from baton.vocab.detokenizer import Detokenizer
-from baton.vocab.tokenizer import Tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
+
+from baton.vocab.detokenizer import Detokenizer
+from baton.vocab.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

@@ -6,13 +6,14 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from baton.core.errors import ConfigurationError
-from baton.vocab.gguf_convert import convert_gguf, unpermute_rope_rows
-from baton.vocab.model_config import RopeScaling, load_model_config
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
+
+from baton.core.errors import ConfigurationError
+from baton.vocab.gguf_convert import convert_gguf, unpermute_rope_rows
+from baton.vocab.model_config import RopeScaling, load_model_config
 
 F32 = gguf.GGMLQuantizationType.F32
 F16 = gguf.GGMLQuantizationType.F16

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from baton.core.errors import ConfigurationError
 from baton.vocab.model_config import ModelConfig, RopeScaling, load_model_config
 

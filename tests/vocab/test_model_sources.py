@@ -6,11 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
 from baton.core.errors import ConfigurationError
 from baton.vocab import converted_model, gguf_convert, hub
 from baton.vocab.model_config import load_model_config
 from baton.vocab.source import resolve_model
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 
 def test_a_folder_is_used_as_it_is(model_folder: Path, tmp_path: Path, progress: Any) -> None:

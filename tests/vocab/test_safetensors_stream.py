@@ -2,8 +2,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from baton.vocab.safetensors_stream import TensorSpec, aligned_order, write_safetensors
 from safetensors.numpy import load_file
+
+from baton.vocab.safetensors_stream import TensorSpec, aligned_order, write_safetensors
 
 
 def test_the_library_reads_what_was_written(tmp_path: Path) -> None:

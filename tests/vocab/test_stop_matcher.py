@@ -1,7 +1,8 @@
 import pytest
-from baton.vocab.stop import StopMatcher
 from hypothesis import given
 from hypothesis import strategies as st
+
+from baton.vocab.stop import StopMatcher
 
 LETTERS = "ab "
 

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from baton.core.errors import ConfigurationError, RequestError
-from baton.vocab.tokenizer import Decoding, Tokenizer, check_text
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
+
+from baton.core.errors import ConfigurationError, RequestError
+from baton.vocab.tokenizer import Decoding, Tokenizer, check_text
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,301 @@
+"""A whole topology in one thread: real workers, roles, caches and hand-overs; a model and a network made by hand.
+
+The model can be computed on paper: a token's key and value are the token itself, and the next token is a function of
+all tokens *as read from the KV pool through the block table*. A wrong block, a stray write or a token handed over to
+the wrong place gives a wrong token.
+
+The network is a queue for each (sender, receiver); the test says when the head of which queue arrives.
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from baton.core.config import EngineConfig, NetworkConfig, SchedulerConfig, TransferConfig, WorkerConfig
+from baton.core.layout import BlockLayout
+from baton.core.messages import (
+    AbortRequest,
+    Beat,
+    GenerateRequest,
+    LedgerQuery,
+    LedgerReport,
+    NodeRef,
+    PeerJoined,
+    PeerLeft,
+    PrefillRequest,
+    RequestFailed,
+    Role,
+    TokenChunk,
+    Welcome,
+    WorkerInfo,
+)
+from baton.core.request import Request, SamplingParams
+from baton.decode.role import DecodeRole
+from baton.engine.kv_cache_pool import KVCachePool
+from baton.engine.sampler import Sampler
+from baton.prefill.role import PrefillRole
+from baton.radix_cache.cache import RadixCache
+from baton.transfer.channels import Incoming, PeerUnreachable
+from baton.transfer.link import KVLink
+from baton.worker.cache_reporter import CacheReporter
+from baton.worker.membership import Membership
+from baton.worker.sequence_blocks import SequenceBlocks
+from baton.worker.workbench import Workbench
+from baton.worker.worker import Worker
+
+VOCAB_SIZE = 101
+MODULUS = 8191
+
+
+def digest(token_ids: Sequence[int]) -> int:
+    return sum((i + 1) * (token + 1) for i, token in enumerate(token_ids)) % MODULUS
+
+
+def oracle(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """What the hand-made model generates."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(digest(token_ids) % VOCAB_SIZE)
+    return token_ids[len(prompt) :]
+
+
+class HandMadeRunner:
+    """ModelRunner's interface over a one-layer, one-head pool of width one."""
+
+    def __init__(self, pool: KVCachePool, block_size: int):
+        self._layer = pool.layer(0)  # [num_blocks, 2, 1, block_size, 1]
+        self._block_size = block_size
+        self.num_tokens_computed = 0
+        self.num_steps = 0
+
+    def forward(self, batch) -> torch.Tensor:
+        hidden = []
+        for i, table in enumerate(batch.block_tables):
+            rows = slice(batch.cu_seqlens[i], batch.cu_seqlens[i + 1])
+            for slot, token in zip(batch.slot_mapping[rows].tolist(), batch.input_ids[rows].tolist(), strict=True):
+                self._layer[slot // self._block_size, :, 0, slot % self._block_size, 0] = float(token)
+            context = [
+                int(self._layer[table[t // self._block_size], 0, 0, t % self._block_size, 0])
+                for t in range(batch.context_lens[i])
+            ]
+            hidden.append([float(digest(context))])
+        self.num_tokens_computed += batch.num_tokens
+        self.num_steps += 1
+        last_rows = {row - 1: i for i, row in enumerate(batch.cu_seqlens[1:])}
+        wanted = [hidden[last_rows[row]] for row in batch.output_rows.tolist()]
+        return torch.tensor(wanted).reshape(-1, 1)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(len(hidden), VOCAB_SIZE)
+        logits[torch.arange(len(hidden)), hidden[:, 0].long() % VOCAB_SIZE] = 1.0
+        return logits
+
+
+@dataclass
+class Network:
+    """Messages on their way, in order for each (sender, receiver)."""
+
+    queues: dict[tuple[NodeRef, NodeRef], deque] = field(default_factory=dict)
+    inboxes: dict[NodeRef, list[Incoming]] = field(default_factory=dict)
+
+    def send(self, sender: NodeRef, to: NodeRef, body, payload=None) -> None:
+        if to not in self.inboxes:
+            raise PeerUnreachable(f"{to.node_id} is gone")
+        self.queues.setdefault((sender, to), deque()).append((body, payload))
+
+    @property
+    def pending(self) -> list[tuple[NodeRef, NodeRef]]:
+        return [pair for pair, queue in self.queues.items() if queue]
+
+    def deliver(self, pair: tuple[NodeRef, NodeRef]) -> None:
+        sender, to = pair
+        body, payload = self.queues[pair].popleft()
+        if to in self.inboxes:
+            self.inboxes[to].append(Incoming(sender, body, None if payload is None else memoryview(payload)))
+
+    def remove(self, ref: NodeRef) -> None:
+        del self.inboxes[ref]
+        for pair in [p for p in self.queues if ref in p]:
+            del self.queues[pair]
+
+
+class LoopbackChannels:
+    """WorkerChannels' interface over a Network."""
+
+    def __init__(self, network: Network, ref: NodeRef, gateway: NodeRef):
+        self._network, self._ref, self._gateway = network, ref, gateway
+        self._infos: dict[NodeRef, WorkerInfo] = {}
+        self.host_digest = f"host of {ref.node_id}"  # all differ: hand-overs go over "TCP"
+        self.endpoints = ()
+        network.inboxes[ref] = []
+
+    def poll(self, timeout_s: float) -> list[Incoming]:
+        messages, self._network.inboxes[self._ref] = self._network.inboxes[self._ref], []
+        return messages
+
+    def send(self, to: NodeRef, body, payload=None) -> None:
+        self._network.send(self._ref, to, body, payload)
+
+    def broadcast_gateways(self, body) -> None:
+        self._network.send(self._ref, self._gateway, body)
+
+    def add_peer(self, info: WorkerInfo) -> None:
+        self._infos[info.ref] = info
+
+    def remove_peer(self, ref: NodeRef) -> None:
+        self._infos.pop(ref, None)
+
+    def peer_info(self, ref: NodeRef) -> WorkerInfo:
+        if ref not in self._infos:
+            raise PeerUnreachable(f"{ref.node_id} is not known")
+        return self._infos[ref]
+
+
+class House:
+    """A gateway played by the test, and workers that can be born and killed. Time is a number."""
+
+    def __init__(self, seed: int = 0, **settings: int):
+        self.random = random.Random(seed)
+        self.now = 1000.0
+        self.network = Network()
+        self.gateway = NodeRef("gateway-0", 1)
+        self.network.inboxes[self.gateway] = []
+        self.workers: dict[NodeRef, Worker] = {}
+        self.benches: dict[NodeRef, Workbench] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        self.finished: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+        self.ledgers: dict[NodeRef, object] = {}
+        self._incarnation = 1
+        self._settings = {"block_size": 4, "num_blocks": 64, "token_budget": 8, "max_running": 8} | settings
+
+    def birth(self, role: Role, **settings: int) -> NodeRef:
+        """A worker starts, and gateway and peers get to know it."""
+        wanted = self._settings | settings
+        self._incarnation += 1
+        ref = NodeRef(f"{role}-{settings.get('number', 0)}", self._incarnation)
+        layout = BlockLayout(1, 1, 1, wanted["block_size"], "float32")
+        scheduler = SchedulerConfig(wanted["token_budget"], wanted["token_budget"], wanted["max_running"])
+        transfer = TransferConfig("tcp", ring_slots=3, slot_bytes=5 * layout.bytes_per_token, lease_s=30.0)
+        engine_config = EngineConfig("", "cpu", "float32", wanted["block_size"], wanted["num_blocks"], 1)
+        network_config = NetworkConfig("", "127.0.0.1", (), "")
+        config = WorkerConfig(ref.node_id, (role,), "m", "d", 4096, engine_config, scheduler, transfer, network_config)
+        channels = LoopbackChannels(self.network, ref, self.gateway)
+        info = WorkerInfo(
+            ref, (role,), 1, "cpu", "m", "d", layout.wire_digest, channels.host_digest, (),
+            wanted["block_size"], wanted["num_blocks"], wanted["block_size"] * wanted["num_blocks"],
+            wanted["max_running"], 1,
+        )  # fmt: skip
+        pool = KVCachePool(layout, wanted["num_blocks"])
+        pool.layer(0).fill_(-1000.0)  # poisoned: an unwritten slot cannot pass for a token
+        engine = SimpleNamespace(
+            layout=layout, pool=pool, runner=HandMadeRunner(pool, wanted["block_size"]), sampler=Sampler()
+        )
+        blocks = SequenceBlocks(RadixCache(wanted["num_blocks"], wanted["block_size"]), wanted["block_size"])
+        link = KVLink(channels, pool, layout, transfer, "", info)
+        bench = Workbench(config, info, engine, blocks, channels, link, CacheReporter(blocks.cache, channels))
+        membership = Membership()
+        roles = [(PrefillRole if role is Role.PREFILL else DecodeRole)(bench, membership)]
+        others = [other.info for other in self.benches.values()]
+        self.workers[ref] = Worker(bench, membership, roles, clock=lambda: self.now)
+        self.benches[ref] = bench
+        self.network.send(self.gateway, ref, Welcome(self.gateway, others))
+        for other in others:
+            self.network.send(self.gateway, other.ref, PeerJoined(info))
+        return ref
+
+    def kill(self, ref: NodeRef) -> None:
+        del self.workers[ref], self.benches[ref]
+        self.network.remove(ref)
+        for other in self.workers:
+            self.network.send(self.gateway, other, PeerLeft(ref))
+
+    def generate(
+        self, name: str, prompt: list[int], max_tokens: int, decode: NodeRef, prefill: NodeRef | None, **sampling
+    ) -> None:
+        """What the gateway does with a request: both workers are told at once."""
+        done = self.outputs.setdefault(name, [])
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, **sampling)
+        request = Request(name, "n", prompt, params, list(done))
+        self.network.send(self.gateway, decode, GenerateRequest(request, prefill))
+        if prefill is not None:
+            self.network.send(self.gateway, prefill, PrefillRequest(name, "n", prompt + done, decode))
+
+    def abort(self, name: str) -> None:
+        for ref in self.workers:
+            self.network.send(self.gateway, ref, AbortRequest(name, "the client left"))
+
+    # ---- running ---------------------------------------------------------------------------------------------
+
+    def turn(self, ref: NodeRef) -> None:
+        self.workers[ref].turn(0.0)
+        self.read()
+
+    def read(self) -> None:
+        """The gateway takes what has arrived."""
+        messages, self.network.inboxes[self.gateway] = self.network.inboxes[self.gateway], []
+        for incoming in messages:
+            match incoming.body:
+                case TokenChunk() as chunk:
+                    output = self.outputs[chunk.request_id]
+                    assert chunk.index == len(output), "a token was lost or came twice"
+                    output += chunk.token_ids
+                    if chunk.num_cached_tokens is not None:
+                        self.cached[chunk.request_id] = chunk.num_cached_tokens
+                    if chunk.finish_reason is not None:
+                        self.finished[chunk.request_id] = chunk.finish_reason
+                case RequestFailed(request_id=request_id, message=message):
+                    self.failed[request_id] = message
+                case LedgerReport(ledger=ledger):
+                    self.ledgers[incoming.sender] = ledger
+
+    def random_step(self) -> None:
+        """Deliver a message somewhere or give a worker a turn, in any order."""
+        pending = self.network.pending
+        if pending and self.random.random() < 0.7:
+            self.network.deliver(self.random.choice(pending))
+        elif self.workers:
+            self.turn(self.random.choice(list(self.workers)))
+
+    def settle(self, rounds: int = 3000) -> None:
+        """Let everything arrive and everybody work until nothing moves any more."""
+        quiet = 0
+        for _ in range(rounds):
+            while self.network.pending:
+                self.network.deliver(self.random.choice(self.network.pending))
+            busy = [worker.turn(0.0) for worker in self.workers.values()]
+            self.read()
+            self.now += 0.01
+            quiet = 0 if any(busy) or self.network.pending else quiet + 1
+            if quiet > 3 and not any(worker.num_requests for worker in self.workers.values()):
+                return
+            if quiet > 200:
+                self.now += 5.0  # somebody waits for a lease
+                for ref in self.workers:
+                    self.network.send(self.gateway, ref, Beat(0, 0))
+        raise AssertionError(f"still busy: {[(r.node_id, w.num_requests) for r, w in self.workers.items()]}")
+
+    def assert_idle(self) -> None:
+        for ref, bench in self.benches.items():
+            bench.cache.check_integrity()
+            ledger = bench.ledger(self.workers[ref].num_requests)
+            assert ledger.idle, (ref, ledger)
+            self.network.send(self.gateway, ref, LedgerQuery(1))
+        self.settle()
+        assert all(ledger.idle for ledger in self.ledgers.values())
+
+
+@pytest.fixture
+def house() -> type[House]:
+    return House
+
+
+@pytest.fixture
+def model_oracle():
+    return oracle

@@ -1,0 +1,209 @@
+"""Prefill and decode roles together, in one thread: right tokens, true counts, nothing left, whatever happens when."""
+
+import pytest
+
+from baton.core.messages import Role
+
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+PROMPT = [(7 * i * i + 3) % 101 for i in range(23)]
+
+
+def computed(house, ref) -> int:
+    return house.benches[ref].engine.runner.num_tokens_computed
+
+
+def test_a_prompt_is_computed_on_prefill_and_generated_on_decode(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("a", PROMPT, 6, d, p)
+    h.settle()
+    assert h.outputs["a"] == model_oracle(PROMPT, 6)
+    assert h.finished == {"a": "length"}
+    assert computed(h, p) == 23
+    assert computed(h, d) == 5, "the first token needs no forward pass on decode"
+    assert h.cached["a"] == 0
+    h.assert_idle()
+
+
+@pytest.mark.parametrize("block_sizes", [(4, 4), (1, 16), (16, 2), (8, 128)])
+@pytest.mark.parametrize("num_tokens", [1, 4, 5, 16, 17])
+def test_block_sizes_of_the_two_sides_may_differ(house, model_oracle, block_sizes, num_tokens) -> None:
+    h = house()
+    p, d = h.birth(PREFILL, block_size=block_sizes[0]), h.birth(DECODE, block_size=block_sizes[1])
+    for name in "ab":
+        h.generate(name, PROMPT[:num_tokens], 5, d, p)
+        h.settle()
+    assert h.outputs == dict.fromkeys("ab", model_oracle(PROMPT[:num_tokens], 5))
+    h.assert_idle()
+
+
+def test_without_a_prefill_worker_decode_computes_the_prompt(house, model_oracle) -> None:
+    h = house()
+    d = h.birth(DECODE)
+    h.generate("a", PROMPT, 6, d, None)
+    h.settle()
+    assert h.outputs["a"] == model_oracle(PROMPT, 6)
+    assert computed(h, d) == 23 + 5
+    h.assert_idle()
+
+
+def test_only_tokens_that_decode_lacks_are_sent(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("a", PROMPT, 3, d, p)
+    h.settle()
+    sent = h.benches[p].link.counts().bytes_sent
+    longer = [*PROMPT, 5, 6, 7]
+    h.generate("b", longer, 3, d, p)
+    h.settle()
+    assert h.outputs["b"] == model_oracle(longer, 3)
+    bytes_per_token = 2 * 4
+    assert h.benches[p].link.counts().bytes_sent - sent == (26 - 20) * bytes_per_token
+    assert h.cached["b"] == 20
+    h.assert_idle()
+
+
+def test_the_second_turn_is_computed_where_the_answer_lies(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("a", PROMPT, 10, d, p)
+    h.settle()
+    turn_2 = PROMPT + h.outputs["a"] + [1, 2, 3]
+    before = computed(h, d)
+    h.generate("b", turn_2, 1, d, None)
+    h.settle()
+    assert h.outputs["b"] == model_oracle(turn_2, 1)
+    assert computed(h, d) - before <= 3 + 4
+    h.assert_idle()
+
+
+def test_a_stop_token_as_the_first_one_ends_it_without_a_decode_step(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    [first] = model_oracle(PROMPT, 1)
+    h.generate("a", PROMPT, 50, d, p, stop_token_ids=(first,))
+    h.settle()
+    assert (h.outputs["a"], h.finished["a"]) == ([first], "stop")
+    assert computed(h, d) == 0
+    h.assert_idle()
+
+
+def test_a_stream_resumed_elsewhere_goes_on_with_the_same_tokens(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("a", PROMPT, 20, d, p)
+    while len(h.outputs["a"]) < 7:
+        h.random_step()
+    h.kill(d)
+    h.read()
+    other = h.birth(DECODE, number=1)
+    h.generate("a", PROMPT, 20, other, p)
+    h.settle()
+    assert h.outputs["a"] == model_oracle(PROMPT, 20)
+    h.assert_idle()
+
+
+@pytest.mark.parametrize("steps", [1, 5, 10, 20, 40, 80])
+def test_when_prefill_dies_decode_computes_the_rest(house, model_oracle, steps) -> None:
+    h = house(seed=steps)
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("a", PROMPT * 4, 6, d, p)
+    for _ in range(steps):
+        h.random_step()
+    h.kill(p)
+    h.settle()
+    assert h.outputs["a"] == model_oracle(PROMPT * 4, 6)
+    h.assert_idle()
+
+
+def test_when_decode_dies_prefill_gives_everything_back(house) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("a", PROMPT * 3, 6, d, p)
+    for _ in range(12):
+        h.random_step()
+    h.kill(d)
+    h.settle()
+    h.assert_idle()
+
+
+def test_a_hand_over_that_never_comes_ends_in_local_computation(house, model_oracle) -> None:
+    """The prefill worker is alive for the gateway but its messages are lost: the lease decides."""
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.settle()
+    h.generate("a", PROMPT, 6, d, p)
+    h.network.queues[(h.gateway, p)].clear()
+    h.settle()
+    assert h.outputs["a"] == model_oracle(PROMPT, 6)
+    h.assert_idle()
+
+
+def test_more_than_the_pool_holds_is_preempted_and_exact(house, model_oracle) -> None:
+    h = house(num_blocks=24)
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    prompts = {f"r{i}": [i, *PROMPT[: 9 + i]] for i in range(6)}
+    for name, prompt in prompts.items():
+        h.generate(name, prompt, 40, d, p)
+    h.settle(rounds=20000)
+    assert h.outputs == {name: model_oracle(prompt, 40) for name, prompt in prompts.items()}
+    assert h.workers[d]._roles[0].num_preemptions > 0
+    h.assert_idle()
+
+
+def test_a_prompt_larger_than_the_pool_is_refused_at_once(house) -> None:
+    h = house(num_blocks=4)
+    d = h.birth(DECODE)
+    h.generate("a", PROMPT, 6, d, None)
+    h.settle()
+    assert "holds 16" in h.failed["a"]
+    h.assert_idle()
+
+
+def test_a_second_request_with_the_same_id_is_refused_and_the_first_goes_on(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("a", PROMPT, 6, d, p)
+    h.generate("a", PROMPT[:5], 6, d, p)
+    h.settle()
+    assert "already here" in h.failed["a"]
+    assert h.outputs["a"] == model_oracle(PROMPT, 6)
+    h.assert_idle()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_order_any_abort_any_death(house, model_oracle, seed) -> None:
+    """Random lives: shared prefixes, aborts, dying workers, messages in any order across senders."""
+    h = house(seed=seed, num_blocks=40)
+    refs = {name: h.birth(role, number=i) for name, role, i in (
+        ("p0", PREFILL, 0), ("p1", PREFILL, 1), ("d0", DECODE, 0), ("d1", DECODE, 1)
+    )}  # fmt: skip
+    wanted: dict[str, tuple[list[int], str]] = {}
+    aborted: set[str] = set()
+    for i in range(24):
+        for _ in range(h.random.randrange(25)):
+            h.random_step()
+        what = h.random.random()
+        if what < 0.75:
+            prompt = PROMPT[: h.random.randrange(1, 20)] + [
+                h.random.randrange(101) for _ in range(h.random.randrange(6))
+            ]
+            d = h.random.choice(("d0", "d1"))
+            p = h.random.choice((None, "p0", "p1"))
+            wanted[f"r{i}"] = (prompt, d)
+            h.generate(f"r{i}", prompt, h.random.randrange(1, 25), refs[d], refs[p] if p else None)
+        elif what < 0.9 and wanted:
+            name = h.random.choice(list(wanted))
+            aborted.add(name)
+            h.abort(name)
+        elif what > 0.93:
+            dead = h.random.choice(("p0", "p1", "d0"))
+            h.kill(refs[dead])
+            aborted |= {name for name, (_, d) in wanted.items() if d == dead}
+            refs[dead] = h.birth(PREFILL if dead[0] == "p" else DECODE, number=int(dead[1]))
+    h.settle(rounds=20000)
+    for name, (prompt, _) in wanted.items():
+        output = h.outputs[name]
+        assert output == model_oracle(prompt, len(output)), name
+        assert name in h.finished or name in aborted, (name, h.failed)
+    h.assert_idle()
