@@ -4,8 +4,9 @@ What a worker owns in each phase (each row frees exactly this when it is left fo
 
     phase       decode worker                                     prefill worker
     WAITING     nothing                                           one KVSender
-    RECEIVING   lock on the matched prefix, reserved blocks,      -
-                one KVReceiver
+    RECEIVING   lock on the matched prefix, reserved blocks,      the same (it receives a prefix that decode has),
+                one KVReceiver (and a KVSender that returns a     one KVSender
+                prefix)
     COMPUTING   lock on the matched prefix, private blocks        the same, one KVSender
     HANDING_OVER  -                                               lock on the inserted prefix, one KVSender
     RUNNING     lock on the matched prefix, private blocks        -
@@ -32,6 +33,7 @@ class Event(StrEnum):
     GRANTED = "granted"  # decode reserved blocks and told prefill
     ADMITTED = "admitted"  # blocks are there, the prompt is computed here
     KV_COMMITTED = "kv_committed"  # all KV and the hidden state are in
+    PREFIX_RETURNED = "prefix_returned"  # prefill: the prefix that decode had is in, or will not come
     KV_FAILED = "kv_failed"  # the hand-over ended early: compute the rest here
     PROMPT_COMPUTED = "prompt_computed"  # decode: the first token can be sampled
     PROMPT_HANDED_ON = "prompt_handed_on"  # prefill: the last chunk is computed
@@ -48,6 +50,7 @@ TRANSITIONS: dict[Phase, dict[Event, Phase]] = {
     Phase.RECEIVING: {
         Event.KV_COMMITTED: Phase.RUNNING,
         Event.KV_FAILED: Phase.COMPUTING,
+        Event.PREFIX_RETURNED: Phase.COMPUTING,
         Event.ENDED: Phase.FINISHED,
     },
     Phase.COMPUTING: {

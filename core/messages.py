@@ -142,10 +142,15 @@ class Drain(_Wire, frozen=True):
 
 
 class GenerateRequest(_Wire, frozen=True):
-    """To the decode worker. `prefill` names the worker that computes the prompt; None: compute it here."""
+    """To the decode worker. `prefill` names the worker that computes the prompt; None: compute it here.
+
+    `num_returned_tokens`: the decode worker's cache knows so much more of the prompt than that of the prefill worker
+    (an earlier answer) that it first hands over the KV of that many tokens, in the other direction.
+    """
 
     request: Request
     prefill: NodeRef | None
+    num_returned_tokens: int = 0
 
 
 class PrefillRequest(_Wire, frozen=True):
@@ -155,6 +160,7 @@ class PrefillRequest(_Wire, frozen=True):
     namespace: str
     token_ids: list[int]
     decode: NodeRef
+    num_returned_tokens: int = 0  # as in GenerateRequest: wait for the KV of that many tokens before computing
 
 
 class AbortRequest(_Wire, frozen=True):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from ..core.lifecycle import Event, Phase
-from ..core.messages import AbortRequest, GenerateRequest, KVCommit, NodeRef, RequestFailed, TokenChunk
+from ..core.messages import AbortRequest, GenerateRequest, KVAbort, KVCommit, NodeRef, RequestFailed, TokenChunk
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.timeline import Station, Timeline
@@ -33,6 +33,7 @@ from ..radix_cache.block_pool import BlockState
 from ..transfer.channels import Incoming
 from ..transfer.link import HandedOver, LinkEvent, ReceiveFailed
 from ..worker.membership import Membership
+from ..worker.prefix_return import prefix_return_id
 from ..worker.workbench import Workbench
 from .output import finish_reason, suppressed_tokens
 from .scheduler import DecodePlan, DecodeScheduler
@@ -47,6 +48,7 @@ class DecodeEntry:
     gateway: NodeRef
     prefill: NodeRef | None
     timeline: Timeline
+    num_returned_tokens: int  # of its cached prefix, for the prefill worker
     num_cached_tokens: int | None = None  # None until known; reported with the first chunk
     has_reported: bool = False
 
@@ -185,6 +187,8 @@ class DecodeRole:
         sequence = entry.sequence
         sequence.on(Event.GRANTED)
         assert entry.prefill is not None
+        if entry.num_returned_tokens:
+            self._return_prefix(entry, entry.prefill, now)
         self._bench.link.open_receiver(
             sequence.request_id,
             entry.prefill,
@@ -193,6 +197,17 @@ class DecodeRole:
             sequence.num_tokens,
             now,
         )
+
+    def _return_prefix(self, entry: DecodeEntry, prefill: NodeRef, now: float) -> None:
+        """Hand over what is cached here and was promised; where it is gone by now, prefill computes it after all."""
+        sequence, return_id = entry.sequence, prefix_return_id(entry.sequence.request_id)
+        num_tokens = entry.num_returned_tokens
+        if sequence.num_computed_tokens < num_tokens:
+            self._bench.tell(prefill, KVAbort(return_id, "the prefix is no longer cached"))
+            return
+        self._bench.link.open_sender(return_id, prefill, sequence.block_table, num_tokens, now)
+        self._bench.link.computed(return_id, num_tokens, now)
+        self._bench.link.finish(return_id, b"", num_tokens, Timeline(), now)
 
     def _missing_blocks(self, sequence: Sequence) -> int:
         return self._bench.blocks.missing_blocks(sequence, sequence.num_tokens)
@@ -226,7 +241,10 @@ class DecodeRole:
         token_ids = request.prompt_token_ids + request.output_token_ids
         sequence = Sequence(request.request_id, request.namespace, token_ids, request.num_prompt_tokens)
         timeline = Timeline() if message.prefill else Timeline().stamped(Station.PREFILL_ARRIVED)
-        self._entries[request.request_id] = DecodeEntry(request, sequence, gateway, message.prefill, timeline)
+        num_returned = min(message.num_returned_tokens, sequence.num_tokens - 1)
+        self._entries[request.request_id] = DecodeEntry(
+            request, sequence, gateway, message.prefill, timeline, num_returned
+        )
         self._scheduler.add(sequence)
 
     def _why_not(self, request: Request) -> tuple[str, bool] | None:
@@ -289,6 +307,8 @@ class DecodeRole:
         """Leave for FINISHED: free what the lifecycle row says this request owns here."""
         entry = self._entries.pop(request_id)
         self._scheduler.remove(entry.sequence)
+        if entry.num_returned_tokens:
+            self._bench.link.abort(prefix_return_id(request_id), "the request has ended")
         self._bench.blocks.release(entry.sequence)
         entry.sequence.on(Event.ENDED)
 

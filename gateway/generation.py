@@ -83,11 +83,14 @@ class Generation:
         """What the decode worker is asked; after a death with the tokens that came before it."""
         prompt, output = self.prompt, list(self.output_token_ids)
         request = Request(attempt.request_id, self.namespace, prompt.token_ids, prompt.sampling, output)
-        return GenerateRequest(request, attempt.route.prefill)
+        return GenerateRequest(request, attempt.route.prefill, attempt.route.num_returned_tokens)
 
     def prefill_request(self, attempt: Attempt) -> PrefillRequest:
         """What the prefill worker is asked."""
-        return PrefillRequest(attempt.request_id, self.namespace, self.token_ids, attempt.route.decode)
+        route = attempt.route
+        return PrefillRequest(
+            attempt.request_id, self.namespace, self.token_ids, route.decode, route.num_returned_tokens
+        )
 
     def started(self, chunk: TokenChunk) -> None:
         """Takes what comes with the first chunk of an attempt."""

@@ -11,12 +11,14 @@ The decode worker D and the prefill worker P are those of least cost; among equa
 is worth exactly the tokens it saves: a long match on a busy worker loses against an idle one without it, where a plain
 longest-match would send everything to one worker. Load counts from the moment of dispatch.
 
-The prompt is computed on D itself (no P) when there is no P, or when D lacks less than P and not much:
+The second turn of a chat finds the first prompt and the answer on D, and at most the prompt on P. When D lacks less
+than every P, the rest is computed
 
-    missing(D) < missing(P)  and  (missing(D) <= LOCAL_TOKENS  or  2 * missing(D) <= missing(P))
+    on D itself, when it is short:  missing(D) <= LOCAL_TOKENS
+    on P, after D has returned to P the KV that only D has (`num_returned_tokens`), when it is long
 
-That is the second turn of a chat: D holds the first prompt and the answer, P at most the prompt. A prompt that is as
-cold on D as on P goes through P always, for the sake of what D is generating.
+so a long new message neither stops what D is generating nor makes P compute the old answer again. A prompt that is as
+cold on D as on P goes through P always. Without a P, D computes everything.
 """
 
 from dataclasses import dataclass, field
@@ -37,12 +39,16 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """`prefill` None: the decode worker computes the prompt. The missing tokens are those the load was raised by."""
+    """`prefill` None: the decode worker computes the prompt. The missing tokens are those the load was raised by.
+
+    `num_returned_tokens`: the decode worker first returns the KV of that many tokens to the prefill worker.
+    """
 
     decode: NodeRef
     prefill: NodeRef | None
     decode_missing: int
     prefill_missing: int
+    num_returned_tokens: int = 0
 
 
 @dataclass
@@ -71,12 +77,16 @@ class Router:
         self._turn += 1
         d = self._cheapest(num_tokens, decode)
         decode_missing = _missing(num_tokens, d)
-        if prefill:
-            p = self._cheapest(num_tokens, prefill)
-            prefill_missing = _missing(num_tokens, p)
-            if not _is_better_local(decode_missing, min(_missing(num_tokens, c) for c in prefill)):
-                return Route(d.ref, p.ref, decode_missing, prefill_missing)
-        return Route(d.ref, None, decode_missing, 0)
+        if not prefill:
+            return Route(d.ref, None, decode_missing, 0)
+        if decode_missing < min(_missing(num_tokens, c) for c in prefill):
+            if decode_missing <= LOCAL_TOKENS:
+                return Route(d.ref, None, decode_missing, 0)
+            # With what D returns, every P lacks the same.
+            p = self._cheapest(num_tokens, [Candidate(c.ref, d.cached_tokens) for c in prefill])
+            return Route(d.ref, p.ref, decode_missing, decode_missing, d.cached_tokens)
+        p = self._cheapest(num_tokens, prefill)
+        return Route(d.ref, p.ref, decode_missing, _missing(num_tokens, p))
 
     def dispatched(self, route: Route) -> None:
         """The request is on its way."""
@@ -121,9 +131,3 @@ class Router:
 def _missing(num_tokens: int, candidate: Candidate) -> int:
     """At least one token is computed, for there must be one to sample from."""
     return max(num_tokens - candidate.cached_tokens, 1)
-
-
-def _is_better_local(decode_missing: int, prefill_missing: int) -> bool:
-    if decode_missing >= prefill_missing:
-        return False
-    return decode_missing <= LOCAL_TOKENS or 2 * decode_missing <= prefill_missing

@@ -1,7 +1,11 @@
 """PrefillRole: the life of a prompt on the worker that computes it.
 
     WAITING        PrefillRequest arrived; it owns one KVSender, which keeps the decode worker's lease alive
-      | blocks for the whole prompt are there (matched prefix locked, the rest private)
+      | blocks for the whole prompt are there (matched prefix locked, the rest its own)
+      |
+      |-- decode knows more of it --> RECEIVING   decode returns the KV of an earlier answer; what comes is not
+      |                                 |         computed, what fails to come is
+      v                                 v
     COMPUTING      chunk by chunk, many prompts packed into one forward pass; each finished chunk is offered to the
       |            decode worker at once, so it travels while the next one computes
     HANDING_OVER   all computed and published in the radix tree; waits for the last pieces and the commit to leave
@@ -24,8 +28,9 @@ from ..core.timeline import Station, Timeline
 from ..engine.forward_batch import Chunk, build_forward_batch
 from ..radix_cache.block_pool import BlockState
 from ..transfer.channels import Incoming
-from ..transfer.link import LinkEvent, SendDone, SendFailed
+from ..transfer.link import HandedOver, LinkEvent, ReceiveFailed, SendDone, SendFailed
 from ..worker.membership import Membership
+from ..worker.prefix_return import prefix_return_id, request_id_of
 from ..worker.workbench import Workbench
 from .scheduler import PlannedChunk, PrefillScheduler
 
@@ -38,6 +43,7 @@ class PrefillEntry:
     gateway: NodeRef
     decode: NodeRef
     timeline: Timeline
+    num_returned_tokens: int  # what the decode worker hands over before anything is computed
     num_cached_tokens: int = 0
 
 
@@ -110,13 +116,32 @@ class PrefillRole:
         while (request_id := self._scheduler.next_waiting()) is not None:
             entry = self._entries[request_id]
             sequence = entry.sequence
-            if not self._bench.blocks.acquire(sequence, sequence.num_tokens, BlockState.PRIVATE):
+            if not self._bench.blocks.acquire(sequence, sequence.num_tokens, BlockState.RESERVED):
                 return
-            sequence.on(Event.ADMITTED)
-            entry.num_cached_tokens = sequence.num_computed_tokens
             entry.timeline = entry.timeline.stamped(Station.PREFILL_STARTED)
-            self._scheduler.admit(request_id, sequence.num_uncomputed_tokens)
-            self._bench.link.computed(request_id, sequence.num_computed_tokens, now)
+            self._scheduler.admit(request_id, 0)
+            if entry.num_returned_tokens > sequence.num_computed_tokens:
+                sequence.on(Event.GRANTED)
+                self._bench.link.open_receiver(
+                    prefix_return_id(request_id),
+                    entry.decode,
+                    sequence.block_table,
+                    sequence.num_computed_tokens,
+                    entry.num_returned_tokens,
+                    now,
+                )
+            else:
+                sequence.on(Event.ADMITTED)
+                self._compute(entry, sequence.num_computed_tokens, now)
+
+    def _compute(self, entry: PrefillEntry, num_present_tokens: int, now: float) -> None:
+        """The KV of the first tokens is there, from whichever cache: the rest is computed from the next step on."""
+        sequence = entry.sequence
+        self._bench.blocks.settle(sequence)
+        sequence.num_computed_tokens = num_present_tokens
+        entry.num_cached_tokens = num_present_tokens
+        self._scheduler.resume(sequence.request_id, sequence.num_uncomputed_tokens)
+        self._bench.link.computed(sequence.request_id, num_present_tokens, now)
 
     # ---- messages and events -----------------------------------------------------------------------------------
 
@@ -136,7 +161,8 @@ class PrefillRole:
             return
         sequence = Sequence(request.request_id, request.namespace, request.token_ids, len(request.token_ids))
         timeline = Timeline().stamped(Station.PREFILL_ARRIVED)
-        self._entries[request.request_id] = PrefillEntry(sequence, gateway, request.decode, timeline)
+        num_returned = min(request.num_returned_tokens, sequence.num_tokens - 1)
+        self._entries[request.request_id] = PrefillEntry(sequence, gateway, request.decode, timeline, num_returned)
         self._scheduler.add(request.request_id, sequence.num_tokens)
         # Open from the start, so that the decode worker gets signs of life while the prompt waits.
         self._bench.link.open_sender(request.request_id, request.decode, sequence.block_table, sequence.num_tokens, now)
@@ -162,6 +188,21 @@ class PrefillRole:
             case SendFailed(request_id=request_id, reason=reason) if request_id in self._entries:
                 logger.debug("hand-over of %s failed: %s", request_id, reason)
                 self._end(request_id, None)
+            case HandedOver(request_id=return_id) if (entry := self._awaiting(return_id)) is not None:
+                self._prefix_returned(entry, entry.num_returned_tokens, now)
+            case ReceiveFailed(request_id=return_id, reason=reason, contiguous_tokens=num_tokens) if (
+                entry := self._awaiting(return_id)
+            ) is not None:
+                logger.debug("%s: %s; computing the rest of the prefix here", return_id, reason)
+                self._prefix_returned(entry, max(num_tokens, entry.sequence.num_computed_tokens), now)
+
+    def _awaiting(self, return_id: str) -> PrefillEntry | None:
+        """The entry whose prefix comes under this id, if there is one."""
+        return self._entries.get(request_id_of(return_id))
+
+    def _prefix_returned(self, entry: PrefillEntry, num_present_tokens: int, now: float) -> None:
+        entry.sequence.on(Event.PREFIX_RETURNED)
+        self._compute(entry, num_present_tokens, now)
 
     def gateway_lost(self, gateway: NodeRef) -> None:
         for request_id in [r for r, entry in self._entries.items() if entry.gateway == gateway]:
@@ -176,5 +217,6 @@ class PrefillRole:
         self._scheduler.remove(request_id)
         if abort_reason is not None:
             self._bench.link.abort(request_id, abort_reason)
+        self._bench.link.abort(prefix_return_id(request_id), abort_reason or "the request has ended")
         self._bench.blocks.release(entry.sequence)
         entry.sequence.on(Event.ENDED)

@@ -61,6 +61,10 @@ class PrefillScheduler:
         del self._num_waiting_tokens[request_id]
         self._num_missing[request_id] = num_missing_tokens
 
+    def resume(self, request_id: str, num_missing_tokens: int) -> None:
+        """A request that was admitted with nothing to compute yet lacks that many tokens now."""
+        self._num_missing[request_id] = num_missing_tokens
+
     def plan(self) -> list[PlannedChunk]:
         counts = plan_chunks(list(self._num_missing.values()), self._config.token_budget, self._config.chunk_size)
         return [PlannedChunk(r, n) for r, n in zip(self._num_missing, counts, strict=True) if n]

@@ -66,15 +66,17 @@ def test_a_repeated_prompt_is_cached_up_to_its_last_block(server) -> None:
     assert second["choices"][0]["text"] == first["choices"][0]["text"]
 
 
-def test_the_second_turn_computes_only_what_is_new(server) -> None:
+@pytest.mark.parametrize("num_new", [9, 400])
+def test_the_second_turn_computes_only_what_is_new(server, num_new) -> None:
+    """A short rest is computed on decode; for a long one prefill gets the answer's KV back from decode."""
     first_prompt = prompt(3, 70)
     answer = server.token_ids(first_prompt, 30)
-    second_prompt = first_prompt + answer + prompt(4, 9)
+    second_prompt = first_prompt + answer + prompt(4, num_new)
     server.wait_idle()
     before = computed_tokens(server)
     second = server.complete(second_prompt, 1, ignore_eos=True)
     server.wait_idle()
-    bound = 9 + BLOCK_SIZE
+    bound = num_new + BLOCK_SIZE
     assert len(second_prompt) - second["usage"]["prompt_tokens_details"]["cached_tokens"] <= bound
     assert computed_tokens(server) - before <= bound
 

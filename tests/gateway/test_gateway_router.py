@@ -22,8 +22,8 @@ def at(ref: NodeRef, cached: int = 0) -> Candidate:
         (320, 304, 192, False),  # second turn: decode has prompt and answer, prefill the prompt
         (320, 304, 304, True),  # both have the same
         (320, 304, 288, False),  # one block decides
-        (2000, 64, 0, True),  # a shared beginning is not worth stalling decode
-        (2000, 1000, 0, False),  # half of it is
+        (2000, 64, 0, True),  # what is left is long: decode returns what it has
+        (2000, 1000, 0, True),
         (2000, 2000 - LOCAL_TOKENS, 1100, False),
         (2000, 2000 - LOCAL_TOKENS - 1, 1500, True),
         (64, 64, 64, True),  # one token is always computed
@@ -35,6 +35,22 @@ def test_prefill_or_local(num_tokens: int, decode_cached: int, prefill_cached: i
     route = Router().choose(num_tokens, [at(D0, decode_cached)], [at(P0, prefill_cached)])
     assert route.prefill == (P0 if goes_through_prefill else None)
     assert route.decode_missing == max(num_tokens - decode_cached, 1)
+
+
+def test_a_long_rest_goes_through_prefill_after_decode_returned_what_only_it_has() -> None:
+    route = Router().choose(2000, [at(D0, 1000)], [at(P0, 400)])
+    assert route == Route(D0, P0, decode_missing=1000, prefill_missing=1000, num_returned_tokens=1000)
+
+
+def test_with_a_returned_prefix_the_least_loaded_prefill_worker_is_chosen() -> None:
+    router = Router()
+    router.dispatched(Route(D0, P0, 0, 500))
+    route = router.choose(2000, [at(D0, 1000)], [at(P0, 400), at(P1, 0)])
+    assert (route.prefill, route.num_returned_tokens) == (P1, 1000)
+
+
+def test_nothing_is_returned_when_prefill_has_as_much() -> None:
+    assert Router().choose(2000, [at(D0, 400)], [at(P0, 400)]).num_returned_tokens == 0
 
 
 def test_without_prefill_workers_it_is_local() -> None:

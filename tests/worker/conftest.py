@@ -217,15 +217,22 @@ class House:
             self.network.send(self.gateway, other, PeerLeft(ref))
 
     def generate(
-        self, name: str, prompt: list[int], max_tokens: int, decode: NodeRef, prefill: NodeRef | None, **sampling
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        decode: NodeRef,
+        prefill: NodeRef | None,
+        returned: int = 0,
+        **sampling,
     ) -> None:
         """What the gateway does with a request: both workers are told at once."""
         done = self.outputs.setdefault(name, [])
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, **sampling)
         request = Request(name, "n", prompt, params, list(done))
-        self.network.send(self.gateway, decode, GenerateRequest(request, prefill))
+        self.network.send(self.gateway, decode, GenerateRequest(request, prefill, returned))
         if prefill is not None:
-            self.network.send(self.gateway, prefill, PrefillRequest(name, "n", prompt + done, decode))
+            self.network.send(self.gateway, prefill, PrefillRequest(name, "n", prompt + done, decode, returned))
 
     def abort(self, name: str) -> None:
         for ref in self.workers:

@@ -77,6 +77,32 @@ def test_the_second_turn_is_computed_where_the_answer_lies(house, model_oracle) 
     h.assert_idle()
 
 
+def test_a_long_second_turn_gets_the_answers_kv_back_and_computes_only_what_is_new(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("a", PROMPT, 10, d, p)
+    h.settle()
+    turn_2 = PROMPT + h.outputs["a"] + [(5 * i) % 101 for i in range(30)]
+    before = computed(h, p), computed(h, d)
+    h.generate("b", turn_2, 3, d, p, returned=32)
+    h.settle()
+    assert h.outputs["b"] == model_oracle(turn_2, 3)
+    assert (computed(h, p) - before[0], computed(h, d) - before[1]) == (63 - 32, 2)
+    assert h.cached["b"] == 32
+    h.assert_idle()
+
+
+def test_a_returned_prefix_that_is_gone_is_computed_after_all(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("b", PROMPT, 3, d, p, returned=16)
+    h.settle()
+    assert h.outputs["b"] == model_oracle(PROMPT, 3)
+    assert computed(h, p) == 23
+    assert h.cached["b"] == 0
+    h.assert_idle()
+
+
 def test_a_stop_token_as_the_first_one_ends_it_without_a_decode_step(house, model_oracle) -> None:
     h = house()
     p, d = h.birth(PREFILL), h.birth(DECODE)
@@ -191,7 +217,8 @@ def test_any_order_any_abort_any_death(house, model_oracle, seed) -> None:
             d = h.random.choice(("d0", "d1"))
             p = h.random.choice((None, "p0", "p1"))
             wanted[f"r{i}"] = (prompt, d)
-            h.generate(f"r{i}", prompt, h.random.randrange(1, 25), refs[d], refs[p] if p else None)
+            returned = h.random.choice((0, 4, 8, 16)) if p else 0
+            h.generate(f"r{i}", prompt, h.random.randrange(1, 25), refs[d], refs[p] if p else None, returned)
         elif what < 0.9 and wanted:
             name = h.random.choice(list(wanted))
             aborted.add(name)
