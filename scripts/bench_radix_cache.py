@@ -1,4 +1,4 @@
-"""Times RadixCache on one core: `python -P scripts/bench_radix_cache.py`. Prints medians in microseconds.
+"""Times RadixCache on one core: `python scripts/bench_radix_cache.py`. Prints medians in microseconds.
 
 A key has 8,192 tokens of which the first 4,096 are cached; blocks of 16. The pool holds a few dozen such tails below
 one shared prefix and is full, as it is in a busy server.

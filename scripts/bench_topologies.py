@@ -1,6 +1,6 @@
 """Compare one prefill + one decode worker with a colocated one, alternating, load generator included.
 
-    python -P scripts/bench_topologies.py [--rounds 5] [--concurrency 8] [--input-len 256] [--output-len 64]
+    python scripts/bench_topologies.py [--rounds 5] [--concurrency 8] [--input-len 256] [--output-len 64]
 
 Each round starts each topology afresh (empty cache), warms it up, and runs the same closed loop of random prompts. A
 noisy machine hits both alike; the last line gives the ratios of the medians.

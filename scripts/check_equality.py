@@ -1,6 +1,6 @@
 """The full equality check on SmolLM2 in float32: every pair of choices, 20 prompts x 64 tokens, against the oracle.
 
-    python -P scripts/check_equality.py
+    python scripts/check_equality.py
 
 Nine settings cover every pair of {colocated, 1P1D, 2P2D} x {block 1, 16, 64} x {shared memory, tcp} x {alone, 8 at
 once}; each runs cold and then warm. It takes about half an hour on two cores; the tests run two of the settings.

@@ -1,6 +1,6 @@
 """Make the oracle of the equality tests: transformers' greedy tokens in float32 and the gaps of the two best logits.
 
-    python -P scripts/make_oracle.py            writes tests/data/oracle_smollm2.json and tests/data/oracle_tiny.json
+    python scripts/make_oracle.py            writes tests/data/oracle_smollm2.json and tests/data/oracle_tiny.json
 
 Needs the dev extra and the default model (`baton pull`). The prompts are in tests/data/equality_prompts.json. Baton's
 tokens must equal these, or differ first where the gap is below 2e-3: there two correct float32 sums may disagree.
