@@ -198,7 +198,8 @@ class PrefillRole:
 
     def _awaiting(self, return_id: str) -> PrefillEntry | None:
         """The entry whose prefix comes under this id, if there is one."""
-        return self._entries.get(request_id_of(return_id))
+        request_id = request_id_of(return_id)
+        return None if request_id is None else self._entries.get(request_id)
 
     def _prefix_returned(self, entry: PrefillEntry, num_present_tokens: int, now: float) -> None:
         entry.sequence.on(Event.PREFIX_RETURNED)
