@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from baton.core.errors import RequestError
-from baton.core.messages import KVAbort, KVCommit, KVCredit, KVPiece, Message, NodeRef
+from baton.core.messages import KVAbort, KVCommit, KVCredit, KVPiece, Message, NodeRef, RingOffer
 from baton.core.timeline import Station, Timeline
 from baton.transfer.channels import Incoming
 from baton.transfer.link import HandedOver, ReceiveFailed, SendDone, SendFailed
@@ -262,14 +262,16 @@ def test_a_dead_peer_fails_its_hand_overs_and_frees_its_ring(cluster: Any, fakes
     p, d = cluster.add("prefill-0"), cluster.add("decode-0", slots=2)
     kv = fakes.kv_of(7, 50)
     start(cluster, "r", p, d, kv)
+    p.link.open_sender("not granted", d.ref, [1], 4, cluster.clock.now)
     p.link.computed("r", 30, cluster.clock.now)
     cluster.run_until(lambda: d.link.counts().bytes_received >= 6 * fakes.BYTES_PER_TOKEN)
     dead, left = (p, d) if who == "prefill" else (d, p)
     cluster.remove(dead)
-    (event,) = left.events + left.link.drop_peer(dead.ref)
+    events = left.events + left.link.drop_peer(dead.ref)
     left.channels.remove_peer(dead.ref)
-    assert event.request_id == "r"
-    assert "is gone" in event.reason
+    assert [e.request_id for e in events] == (["r"] if who == "prefill" else ["r", "not granted"])
+    event = events[0]
+    assert all("is gone" in e.reason for e in events)
     if isinstance(event, ReceiveFailed):
         assert event.contiguous_tokens >= 6
     assert left.link.counts()[:3] == (0, 0, 0)
@@ -329,6 +331,32 @@ def test_messages_about_another_peers_request_change_nothing(cluster: Any, fakes
     cluster.settle()
     assert [type(e) for e in p.events + d.events] == [SendDone, HandedOver]
     np.testing.assert_array_equal(d.store.pool, expected_pool(fakes, d, d_table, kv))
+
+
+def test_a_peer_cannot_place_pieces_into_another_peers_request(cluster: Any, fakes: ModuleType) -> None:
+    """Its own ring is in order, only the request is not its own: the piece is discarded and the slot goes back."""
+    p, q, d = cluster.add("prefill-0"), cluster.add("prefill-1"), cluster.add("decode-0")
+    kv = fakes.kv_of(12, 9)
+    d.link.open_receiver("r", p.ref, [30, 31, 32], 0, 9, cluster.clock.now)
+    start(cluster, "s", q, d, kv)
+    q.link._sending._outgoing["s"].session.request_id = "r"  # q lies
+    q.link.computed("s", 9, cluster.clock.now)
+    cluster.run_until(lambda: q.link.counts().bytes_sent > 0 and q.link.counts().ring_slots_in_use == 0)
+    assert d.events == []
+    assert d.link.counts().receivers == 2
+    assert np.all(d.store.pool == fakes.POISON)
+
+
+def test_a_new_ring_replaces_the_old_one_and_what_used_it(cluster: Any, fakes: ModuleType) -> None:
+    p, d = cluster.add("prefill-0"), cluster.add("decode-0")
+    start(cluster, "r", p, d, fakes.kv_of(13, 9))
+    cluster.run_until(
+        lambda: bool(p.link._sending._rings) and p.link._sending._outgoing["r"].session.ring_id is not None
+    )
+    p.events += p.link.handle(Incoming(d.ref, RingOffer(5, "tcp", "", 4, 10_000)), cluster.clock.now)
+    assert p.events == [SendFailed("r", "decode-0 replaced its ring")]
+    cluster.settle()
+    assert [type(e) for e in d.events] == [ReceiveFailed]
 
 
 def test_a_silent_sender_costs_the_lease_and_a_living_one_does_not(cluster: Any, fakes: ModuleType) -> None:

@@ -1,6 +1,7 @@
 """Gateway and workers over real sockets: Hello, Welcome, beats, restarts of either side."""
 
 import asyncio
+import select
 import socket as plain_socket
 import time
 from collections.abc import Iterator
@@ -229,15 +230,41 @@ def test_many_messages_into_a_gateway_that_sends_meanwhile(tmp_path: Path, keys:
     uvloop.run(scenario())
 
 
+def test_a_send_that_swallows_the_sign_of_an_arrival_passes_it_on(
+    tmp_path: Path, keys: ClusterKeys, address: str
+) -> None:
+    async def scenario() -> None:
+        channel = GatewayChannel((address,), GATEWAY, keys)
+        channels = worker(tmp_path, keys, WORKER, address)
+        channels.broadcast_gateways(hello(channels, WORKER))
+        await next_of(channel, Hello)
+        channel.send(WORKER, Welcome(GATEWAY, []))
+        poll_one(channels)
+        for n in range(20):
+            reader = asyncio.create_task(next_of(channel, Beat))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # it waits now
+            channels.send(GATEWAY, Beat(n, 0))
+            assert select.select([channel._routers[0].fileno()], [], [], 5)[0]  # there, and the loop has not seen it
+            channel.send(WORKER, Beat(n, 0))
+            assert (await reader).body == Beat(n, 0)
+        channels.close()
+        channel.close()
+
+    asyncio.run(scenario())
+
+
 def test_an_idle_reader_costs_no_time(tmp_path: Path, keys: ClusterKeys, address: str) -> None:
     """Nobody awaits receive() while messages are there: the loop must sleep, not spin."""
 
     async def scenario() -> None:
         channel = GatewayChannel((address,), GATEWAY, keys)
         channels = worker(tmp_path, keys, WORKER, address)
+        channels.broadcast_gateways(hello(channels, WORKER))
+        await next_of(channel, Hello)
         for _ in range(10):
             channels.broadcast_gateways(hello(channels, WORKER))
-        await next_of(channel, Hello)
+        assert select.select([channel._routers[0].fileno()], [], [], 5)[0]
         before = time.process_time()
         await asyncio.sleep(0.3)
         assert time.process_time() - before < 0.2
