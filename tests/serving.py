@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -85,6 +86,16 @@ class Server:
         status, answer = self.request("POST", "/v1/completions", body)
         assert status == 200, answer
         return answer
+
+    def server_timing(self, prompt: list[int]) -> dict[str, float]:
+        """Stage |-> milliseconds of a one-token completion, from its Server-Timing header."""
+        body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            stages = response.headers["Server-Timing"].split(", ")
+        return {name: float(ms) for name, _, ms in (stage.partition(";dur=") for stage in stages)}
 
     @contextmanager
     def stream(self, prompt: list[int] | str, max_tokens: int, **fields: Any) -> Iterator[Iterator[str]]:
