@@ -118,7 +118,7 @@ class Probe:
         ]
 
     async def _ask(self, pair: tuple[NodeRef, NodeRef | None]) -> str | None:
-        """What went wrong; None when a token came."""
+        """What went wrong; None when a token came, and its prompt from the prefill worker that was named."""
         changed = asyncio.Event()
         try:
             generation = self._dispatcher.submit(self._prompt, NAMESPACE, Timeline(), changed, pinned=pair)
@@ -132,7 +132,11 @@ class Probe:
             return f"{names} did not answer a probe within {TIMEOUT_S:g} s"
         finally:
             self._dispatcher.cancel(generation, "the probe is over")
-        return None if generation.error is None else f"{names} did not answer a probe: {generation.error}"
+        if generation.error is not None:
+            return f"{names} did not answer a probe: {generation.error}"
+        if pair[1] is not None and generation.timeline.copy_ns == 0:
+            return f"{pair[1].node_id} did not hand a probe over; {pair[0].node_id} had to compute it"
+        return None
 
     async def _sleep(self, seconds: float) -> None:
         """Until something changes or a probe is due; tokens of real requests put it off."""

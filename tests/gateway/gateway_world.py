@@ -102,6 +102,7 @@ class FakeWorker:
     cached_tokens: int = 0
     unreachable: bool = False
     answers_queries: bool = True
+    hands_over: bool = True  # False: decode says that it had to compute the prompt itself
     received: list[Message] = field(default_factory=list)
     live: dict[str, GenerateRequest] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
@@ -169,7 +170,7 @@ class FakeWorker:
             del self.live[request_id]
         chunk = TokenChunk(request_id, 0, start, tokens[start:stop], reason)
         if first:
-            chunk = msgspec.structs.replace(chunk, num_cached_tokens=self.cached_tokens, timeline=worker_timeline())
+            chunk = msgspec.structs.replace(chunk, num_cached_tokens=self.cached_tokens, timeline=worker_timeline(self.hands_over))
         self.say(chunk)
 
     def finish(self, request_id: str) -> None:
@@ -198,8 +199,8 @@ def is_probe(message: Message) -> bool:
     return False
 
 
-def worker_timeline() -> Timeline:
-    timeline = Timeline(copy_ns=1_000_000, message_ns=500_000)
+def worker_timeline(hands_over: bool) -> Timeline:
+    timeline = Timeline(copy_ns=1_000_000, message_ns=500_000) if hands_over else Timeline()
     for station in (
         Station.PREFILL_ARRIVED,
         Station.PREFILL_STARTED,

@@ -63,6 +63,24 @@ def test_a_get_starts_nothing(in_world: Any, world_module: Any) -> None:
     in_world(scenario)
 
 
+def test_a_prefill_worker_that_hands_nothing_over_is_not_ready(
+    in_world: Any, world_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode would hide it: it computes the prompt itself."""
+    monkeypatch.setattr("baton.gateway.probe.RETRY_S", 0.01)
+
+    async def scenario(world: Any) -> None:
+        world.worker("prefill-0", Role.PREFILL)
+        decode = world.worker("decode-0", Role.DECODE)
+        decode.hands_over = False
+        await world_module.until(lambda: "prefill-0 did not hand" in world.gateway.probe.report()["problem"])
+        assert (await world.get("/ready"))[0] == 503
+        decode.hands_over = True
+        await world_module.until(lambda: world.gateway.probe.ready)
+
+    in_world(scenario)
+
+
 def test_a_probe_that_is_not_answered(in_world: Any, world_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.gateway.probe.TIMEOUT_S", 0.05)
     monkeypatch.setattr("baton.gateway.probe.RETRY_S", 0.01)
