@@ -170,7 +170,8 @@ class FakeWorker:
             del self.live[request_id]
         chunk = TokenChunk(request_id, 0, start, tokens[start:stop], reason)
         if first:
-            chunk = msgspec.structs.replace(chunk, num_cached_tokens=self.cached_tokens, timeline=worker_timeline(self.hands_over))
+            timeline = worker_timeline(self.hands_over)
+            chunk = msgspec.structs.replace(chunk, num_cached_tokens=self.cached_tokens, timeline=timeline)
         self.say(chunk)
 
     def finish(self, request_id: str) -> None:
@@ -222,7 +223,8 @@ class World:
 
     def worker(self, node_id: str, *roles: Role, **options: Any) -> FakeWorker:
         """A worker that has said Hello. Options of FakeWorker, and fields of WorkerInfo."""
-        own = {k: options.pop(k) for k in ("auto", "chunk_size", "cached_tokens", "answers_queries") if k in options}
+        names = ("auto", "chunk_size", "cached_tokens", "answers_queries", "hands_over")
+        own = {name: options.pop(name) for name in names if name in options}
         answer = options.pop("answer", self.answer)
         worker = FakeWorker(self.channel, worker_info(node_id, *roles, **options), answer, **own)
         worker.join()

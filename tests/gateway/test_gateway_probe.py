@@ -71,8 +71,7 @@ def test_a_prefill_worker_that_hands_nothing_over_is_not_ready(
 
     async def scenario(world: Any) -> None:
         world.worker("prefill-0", Role.PREFILL)
-        decode = world.worker("decode-0", Role.DECODE)
-        decode.hands_over = False
+        decode = world.worker("decode-0", Role.DECODE, hands_over=False)
         await world_module.until(lambda: "prefill-0 did not hand" in world.gateway.probe.report()["problem"])
         assert (await world.get("/ready"))[0] == 503
         decode.hands_over = True
