@@ -18,7 +18,7 @@ import threading
 import msgspec
 
 from ..core.config import GatewayConfig, WorkerConfig
-from ..core.errors import BatonError
+from ..core.errors import ConfigurationError
 
 EXIT_OK, EXIT_CRASHED, EXIT_CONFIGURATION, EXIT_ORPHANED = 0, 1, 2, 3
 EXIT_INTERRUPTED = 130
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
         # `launch/join.py` blocked it until here: a Ctrl-C while Python starts would print a traceback.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         run(config)
-    except BatonError as error:
+    except ConfigurationError as error:  # any other error is a crash: its traceback is wanted, and a restart may help
         if config.debug:
             raise
         logger.error("%s", error)

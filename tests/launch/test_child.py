@@ -7,6 +7,8 @@ import sys
 import msgspec
 import pytest
 
+from baton.core.errors import ConfigurationError, LocalProtocolError
+from baton.launch import child
 from baton.launch.child import EXIT_CONFIGURATION, EXIT_ORPHANED
 from baton.launch.child_process import child_spec
 
@@ -44,6 +46,21 @@ def test_a_configuration_that_cannot_work_has_its_own_exit_code(builders, tmp_pa
     assert code == EXIT_CONFIGURATION
     assert str(tmp_path) in output
     assert "Traceback" not in output
+
+
+def test_only_a_wrong_configuration_says_that_a_restart_is_in_vain(builders, monkeypatch):
+    def ends_with(error: Exception) -> int:
+        def run(config) -> None:
+            raise error
+
+        monkeypatch.setattr(child, "run", run)
+        return child.main(["worker", "decode-0", "0"])
+
+    monkeypatch.setattr(child, "read_config", lambda kind, descriptor: builders.worker_config("decode-0"))
+    monkeypatch.setattr(child, "watch_launcher", lambda descriptor: None)
+    assert ends_with(ConfigurationError("no such model")) == EXIT_CONFIGURATION
+    with pytest.raises(LocalProtocolError):  # exit code 1, with a traceback
+        ends_with(LocalProtocolError("a bug"))
 
 
 @pytest.mark.slow
