@@ -7,7 +7,7 @@ starts nothing.
 import asyncio
 import logging
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.messages import Message, NodeRef, Role, WorkerInfo
 from ..core.timeline import Timeline
@@ -22,6 +22,13 @@ TIMEOUT_S = 30.0
 NAMESPACE = "probe"  # so that probes never answer from, or enter, the caches of clients
 
 logger = logging.getLogger(__name__)
+
+
+class Problem(NamedTuple):
+    """What went wrong with a probe. `may_be_busy`: other requests made progress meanwhile."""
+
+    text: str
+    may_be_busy: bool
 
 
 class Probe:
@@ -93,7 +100,6 @@ class Probe:
 
     async def _probe(self) -> None:
         """Goes through the pairs of workers in turn; one answer is enough."""
-        started = time.monotonic()
         problems = []
         for pair in self._pairs():
             problem = await self._ask(pair)
@@ -101,10 +107,12 @@ class Probe:
                 self._problem = ""
                 return
             problems.append(problem)
-        if self._dispatcher.last_progress <= started:
+        # A worker that is silent while others get tokens is busy; one that does its part wrongly is not.
+        problem = next((problem for problem in problems if not problem.may_be_busy), None)
+        if problem is not None:
             if not self._problem:
-                logger.warning("not ready: %s", problems[0])
-            self._problem = problems[0]
+                logger.warning("not ready: %s", problem.text)
+            self._problem = problem.text
 
     def _pairs(self) -> list[tuple[NodeRef, NodeRef | None]]:
         """As many pairs as it takes to use every worker once, beginning elsewhere each time."""
@@ -117,25 +125,29 @@ class Probe:
             (decode[(self._round + i) % len(decode)], prefill[(self._round + i) % len(prefill)]) for i in range(count)
         ]
 
-    async def _ask(self, pair: tuple[NodeRef, NodeRef | None]) -> str | None:
+    async def _ask(self, pair: tuple[NodeRef, NodeRef | None]) -> Problem | None:
         """What went wrong; None when a token came, and its prompt from the prefill worker that was named."""
+        started = time.monotonic()
         changed = asyncio.Event()
         try:
             generation = self._dispatcher.submit(self._prompt, NAMESPACE, Timeline(), changed, pinned=pair)
         except Unavailable as error:
-            return str(error)
+            return Problem(str(error), self._dispatcher.last_progress > started)
         names = " and ".join(ref.node_id for ref in pair if ref is not None)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await _ended(generation)
         except TimeoutError:
-            return f"{names} did not answer a probe within {TIMEOUT_S:g} s"
+            text = f"{names} did not answer a probe within {TIMEOUT_S:g} s"
+            return Problem(text, self._dispatcher.last_progress > started)
         finally:
             self._dispatcher.cancel(generation, "the probe is over")
         if generation.error is not None:
-            return f"{names} did not answer a probe: {generation.error}"
+            text = f"{names} did not answer a probe: {generation.error}"
+            return Problem(text, self._dispatcher.last_progress > started)
         if pair[1] is not None and generation.timeline.copy_ns == 0:
-            return f"{pair[1].node_id} did not hand a probe over; {pair[0].node_id} had to compute it"
+            text = f"{pair[1].node_id} did not hand a probe over; {pair[0].node_id} had to compute it"
+            return Problem(text, may_be_busy=False)
         return None
 
     async def _sleep(self, seconds: float) -> None:
