@@ -293,6 +293,8 @@ class DecodeRole:
 
     def gateway_lost(self, gateway: NodeRef) -> None:
         for request_id in [r for r, entry in self._entries.items() if entry.gateway == gateway]:
+            # Should it only have been stopped for a while, it must not wait for tokens that will not come.
+            self._bench.tell(gateway, RequestFailed(request_id, "the gateway was silent for too long", True))
             self._abort(request_id, "its gateway is gone")
 
     def drain(self) -> None:

@@ -158,7 +158,10 @@ class Dispatcher:
         if attempt.route.decode != sender:
             logger.debug("prefill of %s failed on %s: %s", failed.request_id, sender.node_id, failed.message)
             return  # the decode worker hears of it too and computes the prompt itself
-        if failed.retryable:
+        if failed.retryable and attempt.prompt_done:
+            self._retry(generation, f"the decode worker gave it up: {failed.message[:300]}")
+            self._pump()
+        elif failed.retryable:
             logger.debug("%s refused %s: %s", sender.node_id, failed.request_id, failed.message)
             self._refused(generation, sender)
         else:

@@ -1,6 +1,6 @@
 """Tells the gateways what the radix tree holds: numbered updates, and a snapshot to whoever asks or is new."""
 
-from ..core.messages import CacheSnapshot, CacheUpdate, NodeRef
+from ..core.messages import CacheSnapshot, CacheUpdate
 from ..radix_cache.cache import RadixCache
 from ..transfer.channels import WorkerChannels
 
@@ -18,6 +18,7 @@ class CacheReporter:
             self._sequence += 1
             self._channels.broadcast_gateways(CacheUpdate(self._sequence, events))
 
-    def send_snapshot(self, gateway: NodeRef) -> None:
+    def snapshot(self) -> CacheSnapshot:
+        """The whole tree. What changed before it is reported first, so the next update follows it without a gap."""
         self.report()
-        self._channels.send(gateway, CacheSnapshot(self._sequence, list(self._cache.snapshot())))
+        return CacheSnapshot(self._sequence, list(self._cache.snapshot()))

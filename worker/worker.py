@@ -92,6 +92,9 @@ class Worker:
             if self._membership.is_gateway(incoming.sender):
                 for role in self._roles:
                     role.handle(incoming, now)
+        # Here and not after the step: what came in during a long step is not silence.
+        now = self._clock()
+        self._apply(self._membership.expire(now), now)
 
     def _answer(self, incoming: Incoming) -> None:
         """What a gateway asks of the worker as a whole."""
@@ -108,7 +111,7 @@ class Worker:
                 self._bench.reporter.report()
                 self._bench.tell(incoming.sender, Flushed(query_id, num_blocks))
             case CacheSnapshotQuery():
-                self._bench.reporter.send_snapshot(incoming.sender)
+                self._bench.tell(incoming.sender, self._bench.reporter.snapshot())
             case Drain():
                 self.stop()
 
@@ -126,9 +129,9 @@ class Worker:
             logger.warning("gateway %s is gone; its requests are dropped", gateway.node_id)
             for role in self._roles:
                 role.gateway_lost(gateway)
-        if changes.new_gateway is not None:
-            self._bench.reporter.send_snapshot(changes.new_gateway)
-            self._last_status = None
+        if changes.welcomed_by is not None:
+            self._bench.tell(changes.welcomed_by, self._bench.reporter.snapshot())
+            self._last_status = None  # due again
 
     # ---- hand on, report -------------------------------------------------------------------------------------
 
@@ -139,7 +142,6 @@ class Worker:
         for event in events:
             for role in self._roles:
                 role.on_link_event(event, now)
-        self._apply(self._membership.expire(now), now)
         return bool(events)
 
     def _report_status(self, *, force: bool) -> None:

@@ -16,6 +16,11 @@ STREAM = BODY | {"stream": True}
 PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
+async def read(world: Any, body: Any) -> bytes:
+    async with world.post("/v1/completions", body) as response:
+        return await response.read()
+
+
 def text_of(world_module: Any, raw: bytes) -> str:
     return "".join(chunk["choices"][0]["text"] for chunk in world_module.sse_chunks(raw))
 
@@ -79,6 +84,27 @@ def test_a_stop_string_ends_the_work(in_world: Any, world_module: Any) -> None:
 # ---- decode workers that die --------------------------------------------------------------------------------------
 
 
+def test_a_running_request_that_its_worker_gives_up_goes_on_without_delay(
+    in_world: Any, world_module: Any, answer: list[int]
+) -> None:
+    """A worker that thought this gateway gone drops its requests and says so: that is no refusal by a busy worker."""
+
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair(auto=False)
+        stream = asyncio.create_task(read(world, STREAM))
+        await world_module.until(lambda: decode.of(GenerateRequest))
+        first_id = decode.request_id
+        decode.emit(first_id, 4)
+        decode.auto = True
+        decode.refuse(first_id, "the gateway was silent", retryable=True)
+        assert text_of(world_module, await stream) == ANSWER
+        again = [m for m in decode.of(GenerateRequest) if m.request.namespace != "probe"][-1]
+        assert again.request.output_token_ids == answer[:4]
+        assert world.gateway.dispatcher.num_queued == 0
+
+    in_world(scenario)
+
+
 @pytest.mark.parametrize("num_tokens", [0, 1, 9])
 @pytest.mark.parametrize("how", ["leave", "die", "restart"])
 def test_a_stream_goes_on_elsewhere(
@@ -110,10 +136,6 @@ def test_a_stream_goes_on_elsewhere(
         assert prefill.of(PrefillRequest)[1].token_ids == again.request.prompt_token_ids + answer[:num_tokens]
         assert len(prefill.of(AbortRequest)) == (0 if num_tokens else 1)
         assert world.is_empty
-
-    async def read(world: Any, body: Any) -> bytes:
-        async with world.post("/v1/completions", body) as response:
-            return await response.read()
 
     in_world(scenario)
 
