@@ -209,6 +209,11 @@ class DecodeRole:
         self._bench.link.computed(return_id, num_tokens, now)
         self._bench.link.finish(return_id, b"", num_tokens, Timeline(), now)
 
+    def _stop_returning(self, entry: DecodeEntry, reason: str) -> None:
+        """Prefill may never have wanted the prefix: it may have cached it meanwhile. Nothing reads the blocks now."""
+        if entry.num_returned_tokens:
+            self._bench.link.abort(prefix_return_id(entry.request.request_id), reason)
+
     def _missing_blocks(self, sequence: Sequence) -> int:
         return self._bench.blocks.missing_blocks(sequence, sequence.num_tokens)
 
@@ -269,7 +274,11 @@ class DecodeRole:
 
     def _handed_over(self, entry: DecodeEntry, commit: KVCommit, timeline: Timeline) -> None:
         sequence = entry.sequence
+        if len(commit.hidden) != 4 * self._bench.engine.model_config.hidden_size:
+            self._handover_failed(entry, f"a hidden state of {len(commit.hidden)} bytes", sequence.num_tokens)
+            return
         sequence.on(Event.KV_COMMITTED)
+        self._stop_returning(entry, "the hand-over is complete")
         self._bench.blocks.settle(sequence)
         sequence.num_computed_tokens = sequence.num_tokens
         self._bench.blocks.publish(sequence)
@@ -284,6 +293,7 @@ class DecodeRole:
         logger.debug("hand-over of %s failed (%s); computing the rest here", sequence.request_id, reason)
         self._bench.counters["num_handover_failures"] += 1
         sequence.on(Event.KV_FAILED)
+        self._stop_returning(entry, "the hand-over has failed")
         self._bench.blocks.settle(sequence)
         sequence.num_computed_tokens = min(
             max(sequence.num_computed_tokens, contiguous_tokens), sequence.num_tokens - 1
@@ -309,8 +319,7 @@ class DecodeRole:
         """Leave for FINISHED: free what the lifecycle row says this request owns here."""
         entry = self._entries.pop(request_id)
         self._scheduler.remove(entry.sequence)
-        if entry.num_returned_tokens:
-            self._bench.link.abort(prefix_return_id(request_id), "the request has ended")
+        self._stop_returning(entry, "the request has ended")
         self._bench.blocks.release(entry.sequence)
         entry.sequence.on(Event.ENDED)
 

@@ -195,7 +195,11 @@ class House:
         pool = KVCachePool(layout, wanted["num_blocks"])
         pool.layer(0).fill_(-1000.0)  # poisoned: an unwritten slot cannot pass for a token
         engine = SimpleNamespace(
-            layout=layout, pool=pool, runner=HandMadeRunner(pool, wanted["block_size"]), sampler=Sampler()
+            model_config=SimpleNamespace(hidden_size=1),
+            layout=layout,
+            pool=pool,
+            runner=HandMadeRunner(pool, wanted["block_size"]),
+            sampler=Sampler(),
         )
         blocks = SequenceBlocks(RadixCache(wanted["num_blocks"], wanted["block_size"]), wanted["block_size"])
         link = KVLink(channels, pool, layout, transfer, "", info)

@@ -103,6 +103,34 @@ def test_a_returned_prefix_that_is_gone_is_computed_after_all(house, model_oracl
     h.assert_idle()
 
 
+def test_a_returned_prefix_that_prefill_does_not_want_ends_with_the_hand_over(house, model_oracle) -> None:
+    """Prefill cached it after the gateway looked: it never asks for it, and decode must not offer it for ever."""
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("a", PROMPT, 3, d, p)
+    h.settle()
+    h.generate("b", PROMPT, 30, d, p, returned=16)
+    while not h.outputs["b"]:
+        h.random_step()
+    assert h.benches[d].link.counts().senders == 0
+    h.settle()
+    assert h.outputs["b"] == model_oracle(PROMPT, 30)
+    h.assert_idle()
+
+
+def test_a_hidden_state_of_another_size_costs_one_token_and_no_worker(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    link = h.benches[p].link
+    finish = link.finish
+    link.finish = lambda request_id, hidden, *rest: finish(request_id, hidden[:-1], *rest)
+    h.generate("a", PROMPT, 6, d, p)
+    h.settle()
+    assert h.outputs["a"] == model_oracle(PROMPT, 6)
+    assert computed(h, d) == 1 + 5
+    h.assert_idle()
+
+
 def test_a_stop_token_as_the_first_one_ends_it_without_a_decode_step(house, model_oracle) -> None:
     h = house()
     p, d = h.birth(PREFILL), h.birth(DECODE)
