@@ -95,6 +95,23 @@ def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", full)
 
 
+def test_a_run_directory_that_is_gone_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="No such file"):
+        SharedMemoryReceiver(str(tmp_path / "gone"), 2, 64)
+
+
+def test_a_ring_that_cannot_be_mapped_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver = SharedMemoryReceiver(str(tmp_path), 2, 64)
+
+    def no_memory(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("baton.transfer.backends.shared_memory.mmap.mmap", no_memory)
+    with pytest.raises(RemoteProtocolError, match="cannot be mapped"):
+        SharedMemorySender(str(tmp_path), receiver.name, 2, 64)
+    receiver.close()
+
+
 @pytest.mark.parametrize("transport", ["auto", "shared_memory"])
 def test_no_room_for_a_ring_means_tcp_unless_shared_memory_was_asked_for(
     fakes: ModuleType, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str

@@ -63,18 +63,19 @@ class SharedMemoryReceiver:
 
 
 def _create(path: Path, num_bytes: int) -> mmap.mmap:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, num_bytes)
-        return mmap.mmap(descriptor, num_bytes)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes)
+            return mmap.mmap(descriptor, num_bytes)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        path.unlink()
+        path.unlink(missing_ok=True)
         raise ConfigurationError(
             f"{path.parent} has no room for a staging ring of {num_bytes / 2**20:.0f} MiB ({error.strerror}); free "
             "space there (for containers: a larger /dev/shm), or use --transport tcp"
         ) from error
-    finally:
-        os.close(descriptor)
 
 
 def _attach(run_dir: str, name: str, num_bytes: int) -> mmap.mmap:
@@ -82,13 +83,13 @@ def _attach(run_dir: str, name: str, num_bytes: int) -> mmap.mmap:
         raise RemoteProtocolError("the offered ring has no name this process can look up in its run directory")
     try:
         descriptor = os.open(Path(run_dir) / f"{name}.ring", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            private = stat.S_ISREG(status.st_mode) and status.st_mode & 0o077 == 0 and status.st_uid == os.geteuid()
+            if not private or status.st_size != num_bytes:
+                raise RemoteProtocolError(f"the offered ring {name} is not a private file of {num_bytes} bytes")
+            return mmap.mmap(descriptor, num_bytes)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        raise RemoteProtocolError(f"the offered ring {name} cannot be opened: {error.strerror}") from error
-    try:
-        status = os.fstat(descriptor)
-        private = stat.S_ISREG(status.st_mode) and status.st_mode & 0o077 == 0 and status.st_uid == os.geteuid()
-        if not private or status.st_size != num_bytes:
-            raise RemoteProtocolError(f"the offered ring {name} is not a private file of {num_bytes} bytes")
-        return mmap.mmap(descriptor, num_bytes)
-    finally:
-        os.close(descriptor)
+        raise RemoteProtocolError(f"the offered ring {name} cannot be mapped: {error.strerror}") from error
