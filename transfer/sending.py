@@ -140,6 +140,11 @@ class Sending:
             raise RemoteProtocolError(f"a second grant for {grant.request_id}")
         try:
             outgoing.session.granted(grant.first_missing_token, grant.ring_id, now)
+            ring = self._rings.get(sender)
+            nothing_to_send = grant.first_missing_token == outgoing.session.num_tokens
+            if not nothing_to_send and (ring is None or ring.ring_id != grant.ring_id):
+                # Its offer came before the grant and the ring was dropped since: waiting would not bring it back.
+                raise RemoteProtocolError("the granted ring is not in use here")
         except RemoteProtocolError as error:
             self._fail(grant.request_id, str(error))
         else:

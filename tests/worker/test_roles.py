@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.core.messages import Role
+from baton.core.messages import PeerJoined, PeerLeft, Role
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 PROMPT = [(7 * i * i + 3) % 101 for i in range(23)]
@@ -115,6 +115,26 @@ def test_a_returned_prefix_that_prefill_does_not_want_ends_with_the_hand_over(ho
     assert h.benches[d].link.counts().senders == 0
     h.settle()
     assert h.outputs["b"] == model_oracle(PROMPT, 30)
+    h.assert_idle()
+
+
+def test_a_decode_worker_that_was_missed_for_a_while_costs_no_lease(house, model_oracle) -> None:
+    """Prefill dropped the ring when it was told that decode left; decode, which never left, still grants it."""
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("a", PROMPT, 3, d, p)
+    h.settle()
+    h.network.send(h.gateway, p, PeerLeft(d))
+    h.network.send(h.gateway, p, PeerJoined(h.benches[d].info))
+    h.settle()
+    began = h.now
+    for name, prompt in (("b", [1, *PROMPT]), ("c", [2, *PROMPT])):
+        before = computed(h, d)
+        h.generate(name, prompt, 3, d, p)
+        h.settle()
+        assert h.outputs[name] == model_oracle(prompt, 3)
+    assert computed(h, d) - before == 2, "the second one is handed over again"
+    assert h.now - began < 5.0
     h.assert_idle()
 
 
