@@ -134,7 +134,12 @@ class DecodeRole:
         engine = self._bench.engine
         token_ids = engine.sampler.sample(engine.runner.logits(hidden), rows)
         for entry, token_id in zip(entries, token_ids, strict=True):
-            self._emit(entry, token_id)
+            if token_id is not None:
+                self._emit(entry, token_id)
+            else:
+                request_id = entry.request.request_id
+                self._bench.tell(entry.gateway, RequestFailed(request_id, "the model's logits are not finite", False))
+                self._end(request_id)
 
     def _sampling_row(self, entry: DecodeEntry) -> SamplingRow:
         sampling, sequence = entry.request.sampling, entry.sequence

@@ -47,10 +47,11 @@ class Sampler:
     """Stateless: everything a draw depends on is in its row."""
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[int]:
+    def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[int | None]:
         """One token id per row of `logits` `[n, vocab_size]` float32, which is left as it is.
 
-        Raises LocalProtocolError if the numbers of rows differ, or a row has no finite highest logit.
+        None for a row without a finite highest logit (the model overflowed, or all is suppressed): it must not cost the
+        others their tokens. Raises LocalProtocolError if the numbers of rows differ.
         """
         if len(rows) != len(logits):
             raise LocalProtocolError(f"{len(logits)} rows of logits for {len(rows)} sampling rows")
@@ -59,10 +60,8 @@ class Sampler:
             for i, row in enumerate(rows):
                 logits[i, list(row.suppress)] = -torch.inf
         best, token_ids = logits.max(-1)
-        if not bool(best.isfinite().all()):
-            raise LocalProtocolError("a row has no finite highest logit: the model overflowed, or all is suppressed")
-        chosen: list[int] = token_ids.tolist()
-        drawn = [i for i, row in enumerate(rows) if not row.greedy]
+        chosen = [i if ok else None for i, ok in zip(token_ids.tolist(), best.isfinite().tolist(), strict=True)]
+        drawn = [i for i, row in enumerate(rows) if not row.greedy and chosen[i] is not None]
         if drawn:
             some = slice(None) if len(drawn) == len(rows) else drawn
             for i, token_id in zip(drawn, _Draw(logits[some], [rows[i] for i in drawn]).run(), strict=True):

@@ -78,12 +78,11 @@ class SequenceBlocks:
         self._handles[sequence.request_id] = result.handle
         self.cache.pool.free(result.duplicate_block_ids)
 
-    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Give everything back. With `keep` the full computed blocks stay behind as cache."""
+    def release(self, sequence: Sequence) -> None:
+        """Give everything back; the full computed blocks stay behind as cache. Nothing happens if it has none."""
         if sequence.request_id not in self._handles:
             return
-        if keep:
-            self.publish(sequence)
+        self.publish(sequence)
         own = self._own_blocks(sequence)
         self.cache.release(self._handles.pop(sequence.request_id))
         self.cache.pool.free(own)

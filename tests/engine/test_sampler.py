@@ -215,10 +215,13 @@ def test_frequencies_follow_the_softmax() -> None:
 @pytest.mark.parametrize(
     "logits", [torch.full((1, 4), math.nan), torch.full((1, 4), math.inf), torch.full((1, 4), -math.inf)]
 )
-def test_logits_without_a_finite_best_are_named(logits: torch.Tensor) -> None:
+def test_a_row_without_a_finite_best_has_no_token_and_harms_no_other(logits: torch.Tensor) -> None:
+    good = torch.tensor([[0.0, 1.0, 0.5, 2.0]])
     for temperature in (0.0, 1.0):
-        with pytest.raises(LocalProtocolError, match="no finite highest logit"):
-            SAMPLER.sample(logits, [row(temperature=temperature)])
+        one = row(temperature=temperature, seed=5)
+        alone = SAMPLER.sample(good, [one])
+        assert SAMPLER.sample(torch.cat((good, logits, good)), [one] * 3) == [*alone, None, *alone]
+        assert SAMPLER.sample(logits, [one]) == [None]
 
 
 def test_row_counts_must_agree() -> None:

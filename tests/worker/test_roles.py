@@ -1,6 +1,7 @@
 """Prefill and decode roles together, in one thread: right tokens, true counts, nothing left, whatever happens when."""
 
 import pytest
+import torch
 
 from baton.core.messages import PeerJoined, PeerLeft, Role
 
@@ -148,6 +149,23 @@ def test_a_hidden_state_of_another_size_costs_one_token_and_no_worker(house, mod
     h.settle()
     assert h.outputs["a"] == model_oracle(PROMPT, 6)
     assert computed(h, d) == 1 + 5
+    h.assert_idle()
+
+
+def test_logits_that_are_not_finite_end_their_request_and_no_other(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    runner = h.benches[d].engine.runner
+    logits = runner.logits
+    [broken] = model_oracle(PROMPT, 1)
+    other = [1, 2, 3]
+    assert broken not in model_oracle(other, 6)
+    runner.logits = lambda hidden: torch.where((x := logits(hidden))[:, broken, None] == 1.0, torch.nan, x)
+    h.generate("a", PROMPT, 6, d, p)
+    h.generate("b", other, 6, d, p)
+    h.settle()
+    assert "not finite" in h.failed["a"]
+    assert (h.outputs["a"], h.outputs["b"]) == ([], model_oracle(other, 6))
     h.assert_idle()
 
 

@@ -135,11 +135,11 @@ class Lives(RuleBasedStateMachine):
         self.blocks.publish(data.draw(st.sampled_from(self.live)))
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), keep=st.booleans())
-    def go(self, data: st.DataObject, keep: bool) -> None:
+    @rule(data=st.data())
+    def go(self, data: st.DataObject) -> None:
         s = data.draw(st.sampled_from(self.live))
         self.live.remove(s)
-        self.blocks.release(s, keep=keep)
+        self.blocks.release(s)
 
     @invariant()
     def tables_are_large_enough_and_own_blocks_are_nobody_elses(self) -> None:
