@@ -57,7 +57,9 @@ class GatewayChannel:
         while not self._received:
             self._changed.clear()
             self._take()
-            if not self._received:
+            if self._received:
+                await asyncio.sleep(0)  # or a constant stream of messages would let no other task run
+            else:
                 await self._changed.wait()
         return self._received.popleft()
 

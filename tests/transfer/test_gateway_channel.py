@@ -15,7 +15,7 @@ import zmq
 from baton.core.config import NetworkConfig
 from baton.core.errors import ConfigurationError
 from baton.core.messages import Beat, Goodbye, Hello, NodeRef, Role, Welcome, WhoAreYou, WorkerInfo
-from baton.transfer.channels import BeatThread, PeerUnreachable, WorkerChannels
+from baton.transfer.channels import BeatThread, Incoming, PeerUnreachable, WorkerChannels
 from baton.transfer.gateway_channel import GatewayChannel
 from baton.transfer.keys import ClusterKeys
 from baton.transfer.sockets import main_routing_id
@@ -249,6 +249,22 @@ def test_a_send_that_swallows_the_sign_of_an_arrival_passes_it_on(
             channel.send(WORKER, Beat(n, 0))
             assert (await reader).body == Beat(n, 0)
         channels.close()
+        channel.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_always_finds_a_message_lets_others_run(
+    tmp_path: Path, keys: ClusterKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        channel = GatewayChannel((f"ipc://{tmp_path}/gateway.sock",), GATEWAY, keys)
+        monkeypatch.setattr(channel, "_take", lambda: channel._received.append(Incoming(WORKER, Beat(0, 0))))
+        others = asyncio.Event()
+        asyncio.get_running_loop().call_soon(others.set)
+        for _ in range(10):
+            await channel.receive()
+        assert others.is_set()
         channel.close()
 
     asyncio.run(scenario())
