@@ -7,8 +7,10 @@ import msgspec
 
 from ..core.errors import ConfigurationError
 from ..vocab.model_config import load_model_config
+from ..vocab.model_folder import weight_files
 
-_EDGE_BYTES = 1 << 16
+_NUM_SAMPLES = 256
+_SAMPLE_BYTES = 4096
 _ITEM_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -33,12 +35,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 def read_model_facts(name: str, folder: Path, note: str) -> ModelFacts:
     """Read config.json and the headers of the weight files. Raises ConfigurationError for what is not a model."""
     config = load_model_config(folder)
-    weight_files = sorted(folder.glob("*.safetensors"))
-    if not weight_files:
-        raise ConfigurationError(
-            f"{folder} has no .safetensors file. Give a folder with the weights, or the name of a model: "
-            "`baton pull` gets the default one."
-        )
+    paths = [folder / name for name in weight_files(folder)]
     return ModelFacts(
         name=name,
         folder=str(folder),
@@ -47,8 +44,8 @@ def read_model_facts(name: str, folder: Path, note: str) -> ModelFacts:
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         max_position_embeddings=config.max_position_embeddings,
-        num_parameters=sum(_num_parameters(path) for path in weight_files),
-        files_digest=_files_digest(folder, weight_files),
+        num_parameters=sum(_num_parameters(path) for path in paths),
+        files_digest=_files_digest(folder, paths),
     )
 
 
@@ -75,19 +72,20 @@ def _num_parameters(path: Path) -> int:
     return total
 
 
-def _files_digest(folder: Path, weight_files: list[Path]) -> str:
-    """SHA-256 over sizes, headers and last bytes of the weight files, and over config and tokenizer.
+def _files_digest(folder: Path, paths: list[Path]) -> str:
+    """SHA-256 over sizes, headers and samples of the weight files, and over config and tokenizer.
 
-    Hashing all bytes would cost a second a gigabyte at each start; other weights of the same shape differ in their
-    last 64 KiB too.
+    Hashing all bytes would cost a second a gigabyte at each start. The samples lie all over a file, for a fine-tuned
+    model may differ from its base in the middle layers only.
     """
     digest = hashlib.sha256()
-    for path in weight_files:
+    for path in paths:
         size = path.stat().st_size
         digest.update(size.to_bytes(8, "little") + _header(path))
         with path.open("rb") as file:
-            file.seek(max(0, size - _EDGE_BYTES))
-            digest.update(file.read(_EDGE_BYTES))
+            for part in range(_NUM_SAMPLES + 1):  # the last one ends with the file
+                file.seek(max(0, size - _SAMPLE_BYTES) * part // _NUM_SAMPLES)
+                digest.update(file.read(_SAMPLE_BYTES))
     for name in ("config.json", "tokenizer.json"):
         path = folder / name
         if path.exists():

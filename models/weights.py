@@ -6,18 +6,11 @@ Only safetensors: `.bin` and `.pt` files are pickles, which run code when they a
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..core.errors import ConfigurationError
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-
-class _ShardIndex(msgspec.Struct):
-    weight_map: dict[str, str]  # tensor name |-> file name
+from ..vocab.model_folder import weight_files
 
 
 class WeightReader:
@@ -31,7 +24,7 @@ class WeightReader:
         self._folder = folder
         self._file_of: dict[str, str] = {}  # tensor name |-> file name
         self._open: dict[str, safe_open] = {}
-        for file in self._file_names():
+        for file in weight_files(folder):
             self._open[file] = self._open_file(folder / file)
             names = self._open[file].keys()  # type: ignore[no-untyped-call] # safetensors is not annotated
             self._file_of.update(dict.fromkeys(names, file))
@@ -68,26 +61,6 @@ class WeightReader:
     def ignore(self, suffix: str) -> None:
         """Accept tensors whose name ends so without reading them."""
         self._left = {name for name in self._left if not name.endswith(suffix)}
-
-    def _file_names(self) -> list[str]:
-        index = self._folder / INDEX_FILE
-        if index.is_file():
-            try:
-                weight_map = msgspec.json.decode(index.read_bytes(), type=_ShardIndex).weight_map
-            except msgspec.MsgspecError as error:
-                raise ConfigurationError(f"{index} cannot be read: {error}. Download the model again.") from error
-            files = sorted(set(weight_map.values()))
-            for file in files:
-                if Path(file).name != file:
-                    raise ConfigurationError(f"{index} names a file outside its folder: {file}. It is not trusted.")
-            return files
-        if (self._folder / SINGLE_FILE).is_file():
-            return [SINGLE_FILE]
-        pickles = [path.name for path in self._folder.glob("*") if path.suffix in (".bin", ".pt", ".pth")]
-        hint = f" {_some(set(pickles))} would run code when loaded and is refused." if pickles else ""
-        raise ConfigurationError(
-            f"{self._folder} has no {SINGLE_FILE} and no {INDEX_FILE}.{hint} Use a model in safetensors format."
-        )
 
     @staticmethod
     def _open_file(path: Path) -> safe_open:

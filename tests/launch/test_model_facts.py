@@ -2,6 +2,7 @@
 
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -47,6 +48,25 @@ def test_the_digest_sees_every_part(tiny_model, tmp_path, changed):
     assert _digest(folder) != _digest(tiny_model)
 
 
+def test_a_copy_of_the_weights_in_another_format_does_not_count(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "two")
+    shutil.copy(folder / "model.safetensors", folder / "consolidated.safetensors")
+    assert read_model_facts("m", folder, "") == msgspec.structs.replace(
+        read_model_facts("m", tiny_model, ""), folder=str(folder)
+    )
+
+
+def test_the_digest_sees_a_change_of_one_layer_in_the_middle_of_large_weights(tiny_model, tmp_path):
+    weights = load_file(tiny_model / "model.safetensors")
+    digests = set()
+    for value in (0.0, 1.0):
+        folder = shutil.copytree(tiny_model, tmp_path / str(value))
+        changed = {"a": np.full(1 << 19, value, np.float32), "z": np.zeros(1 << 20, np.float32)}
+        save_file(weights | changed, folder / "model.safetensors")
+        digests.add(_digest(folder))
+    assert len(digests) == 2
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{", b"\x02\0\0\0\0\0\0\0[]"])
 def test_a_broken_weight_file_is_named(tiny_model, tmp_path, content):
     folder = shutil.copytree(tiny_model, tmp_path / "broken")
@@ -58,5 +78,5 @@ def test_a_broken_weight_file_is_named(tiny_model, tmp_path, content):
 def test_a_folder_without_weights_is_refused(tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "empty")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigurationError, match=r"no \.safetensors file"):
+    with pytest.raises(ConfigurationError, match=r"neither model\.safetensors nor"):
         read_model_facts("m", folder, "")

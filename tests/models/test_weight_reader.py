@@ -60,12 +60,12 @@ def test_an_error_inside_is_not_covered_by_left_over_tensors(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
 def test_pickles_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with pytest.raises(ConfigurationError, match=f"{name} would run code when loaded and is refused"):
+    with pytest.raises(ConfigurationError, match="are never read, because loading them can run code"):
         WeightReader(tmp_path)
 
 
 def test_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"has no model\.safetensors and no model\.safetensors\.index\.json"):
+    with pytest.raises(ConfigurationError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json"):
         WeightReader(tmp_path)
 
 
@@ -86,14 +86,16 @@ def test_a_file_cut_short(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": {"a": 3}}', "{}"])
 def test_damaged_index(tmp_path: Path, content: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(ConfigurationError, match=r"index\.json cannot be read"):
+    with pytest.raises(
+        ConfigurationError, match=r"index\.json (is not valid JSON|holds no JSON object|does not map tensors)"
+    ):
         WeightReader(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/model.safetensors", "sub/model.safetensors"])
 def test_an_index_must_stay_in_its_folder(tmp_path: Path, file: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
-    with pytest.raises(ConfigurationError, match="names a file outside its folder"):
+    with pytest.raises(ConfigurationError, match="does not map tensors to files of its folder"):
         WeightReader(tmp_path)
 
 
