@@ -210,6 +210,10 @@ class Dispatcher:
             while (key := self._admission.head) is not None:
                 generation = self._generations[key]
                 route = self._placement.choose(generation, time.monotonic())
+                if route is None and (misfit := self._placement.misfit(generation)) is not None:
+                    self._metrics.refused("no_worker")
+                    self._fail(generation, misfit)
+                    continue
                 if route is None:
                     return
                 self._admission.dequeue(key)

@@ -65,6 +65,17 @@ class Placement:
         cached = self._index.match(generation.namespace, token_ids)
         return self._router.choose(num_tokens, _candidates(decode, cached), _candidates(prefill, cached))
 
+    def misfit(self, generation: Generation) -> Unavailable | None:
+        """Why it fits none of the decode workers, however idle; None when it fits one, or none is here (any may come).
+
+        The worker that it was accepted for has left. It must not hold up those behind it until its time is over.
+        """
+        workers = self._membership.with_role(Role.DECODE)
+        total = len(generation.token_ids) + generation.remaining_tokens
+        if not workers or any(_holds(worker, total) for worker in workers):
+            return None
+        return Unavailable(f"the worker that holds {total} tokens has left; lower max_tokens or try again later")
+
     def refusal(self, now: float) -> Unavailable:
         """What to tell a request that has waited for too long."""
         retry_after = self._admission.retry_after(now)

@@ -67,6 +67,22 @@ def test_waiting_too_long_is_refused(in_world: Any, world_module: Any) -> None:
     in_world(scenario, max_queue_delay_s=0.2)
 
 
+def test_a_request_whose_only_fitting_worker_left_does_not_hold_up_the_queue(in_world: Any, world_module: Any) -> None:
+    async def scenario(world: Any) -> None:
+        small = world.worker("decode-0", Role.DECODE, num_blocks=8)
+        large = world.worker("decode-1", Role.DECODE, auto=False)
+        await world_module.until(lambda: len(world.gateway.membership.workers) == 2)
+        long = asyncio.create_task(world.answer_to("/v1/completions", BODY))
+        await world_module.until(lambda: large.of(GenerateRequest))
+        large.leave()
+        assert (await long)[0] == 503
+        assert (await world.answer_to("/v1/completions", BODY | {"max_tokens": 20}))[0] == 200
+        assert len(small.of(GenerateRequest)) == 1
+        assert world.is_empty
+
+    in_world(scenario, expected_prefill=0)
+
+
 def test_nobody_has_joined(in_world: Any) -> None:
     async def scenario(world: Any) -> None:
         async with world.post("/v1/completions", BODY) as response:
