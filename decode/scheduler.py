@@ -16,10 +16,6 @@ class DecodePlan:
 
     chunks: list[tuple[Sequence, int]]
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(num_tokens for _, num_tokens in self.chunks)
-
 
 class DecodeScheduler:
     """Requests wait in order of arrival, join the batch when their blocks are there, and leave when they end.

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core.errors import ConfigurationError
+from ..transfer.channels import MAX_SOCKET_PATH
 
 PREFIX = "baton-"
 _LOCK = "lock"
 _NEW_PREFIX = ".new-"  # not yet locked: no other start may take it for a dead one
-MAX_SOCKET_PATH = 107  # bytes, of sockaddr_un on Linux (103 on macOS)
 _LONGEST_SOCKET_NAME = 48
 
 

@@ -43,10 +43,6 @@ class TokenKey:
         """The key of the first `num_tokens` tokens (all of them if there are fewer)."""
         return TokenKey._packed(self.data[: max(num_tokens, 0) * BYTES_PER_TOKEN])
 
-    def extended(self, token_ids: "TokenKey | Sequence[int]") -> "TokenKey":
-        """The key of these tokens followed by `token_ids`."""
-        return TokenKey._packed(self.data + TokenKey.of(token_ids).data)
-
     def __len__(self) -> int:
         return self.num_tokens
 

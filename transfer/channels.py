@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 MAX_POLLED = 4096  # messages one poll returns, so that the loop comes round
 GOODBYE_LINGER_MS = 300  # how long the last words to a gateway may take
-MAX_SOCKET_PATH = 107  # bytes of a unix socket's path (sun_path)
+MAX_SOCKET_PATH = 107  # bytes of a unix socket's path: sockaddr_un on Linux (103 on macOS)
 
 
 class WorkerChannels:
