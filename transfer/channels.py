@@ -29,7 +29,7 @@ __all__ = ["BeatThread", "Incoming", "PeerUnreachable", "WorkerChannels"]
 logger = logging.getLogger(__name__)
 
 MAX_POLLED = 4096  # messages one poll returns, so that the loop comes round
-GOODBYE_LINGER_MS = 300  # how long the last words to a gateway may take
+GOODBYE_LINGER_MS = 300  # how long the last words of a process may take
 MAX_SOCKET_PATH = 107  # bytes of a unix socket's path: sockaddr_un on Linux (103 on macOS)
 
 
@@ -183,8 +183,12 @@ class WorkerChannels:
         return self._peers[ref][0]
 
     def close(self) -> None:
-        """Close every socket; the last words to gateways have GOODBYE_LINGER_MS to leave."""
-        for socket in (*self._routers, *self._dealers, *(dealer for _, dealer in self._peers.values())):
+        """Close every socket; the last words to gateways and peers have GOODBYE_LINGER_MS to leave."""
+        peers = [dealer for _, dealer in self._peers.values()]
+        for dealer in peers:
+            if not dealer.closed:
+                dealer.linger = GOODBYE_LINGER_MS  # a hand-over that ended here may still be on its way
+        for socket in (*self._routers, *self._dealers, *peers):
             socket.close()
         self._context.term()
         self._authenticator.join()

@@ -86,6 +86,15 @@ def test_a_message_and_its_payload_reach_the_peer(make: Make, shared: bool) -> N
     assert not first.payload.readonly
 
 
+def test_what_a_worker_said_before_it_left_arrives(make: Make) -> None:
+    a, b = make(A, ""), make(B, "")
+    a.add_peer(info_of(b, B))
+    for n in range(20):
+        a.send(B, KVAbort(str(n), "x"), bytearray(1_000_000))
+    a.close()
+    assert [i.body for i in poll_until(b, 20)] == [KVAbort(str(n), "x") for n in range(20)]
+
+
 def test_each_life_of_a_process_is_another_receiver(make: Make) -> None:
     a, b = make(A), make(B)
     old = info_of(b, B)
