@@ -9,6 +9,8 @@ from ..core.lifecycle import Phase
 from ..core.sequence import Sequence
 from ..engine.chunk_planning import plan_chunks
 
+MIN_PROMPT_SHARE = 4  # prompts get at least 1/4 of the token budget
+
 
 @dataclass(frozen=True)
 class DecodePlan:
@@ -21,8 +23,9 @@ class DecodeScheduler:
     """Requests wait in order of arrival, join the batch when their blocks are there, and leave when they end.
 
     The batch mixes one-token decodes with chunks of prompts that are computed here, under one token budget; decodes
-    come first, so a long prompt lengthens a step by at most the budget. When the pool is used up, the sequence that
-    joined last goes back to the head of the queue: the oldest always moves, so the batch cannot stand still.
+    come first, so a long prompt lengthens a step by at most the budget; prompts never get less than a share of it.
+    When the pool is used up, the sequence that joined last goes back to the head of the queue: the oldest always
+    moves, so the batch cannot stand still.
     """
 
     def __init__(self, config: SchedulerConfig):
@@ -92,7 +95,8 @@ class DecodeScheduler:
         """The next forward pass. `can_grow` gives a sequence room for its next token, or says that there is none."""
         decodes = [(s, 1) for s in self._decoding() if can_grow(s)]
         computing = [s for s in self._running.values() if s.phase is Phase.COMPUTING]
-        budget = max(0, self._config.token_budget - len(decodes))
+        # However many decode, prompts get a share: a steady batch must not starve those who wait to join it.
+        budget = max(self._config.token_budget - len(decodes), self._config.token_budget // MIN_PROMPT_SHARE, 1)
         counts = plan_chunks([s.num_uncomputed_tokens for s in computing], budget, self._config.chunk_size)
         chunks = [(s, n) for s, n in zip(computing, counts, strict=True) if n]
         return DecodePlan(decodes + chunks)

@@ -6,6 +6,8 @@ from ..core.cache_events import Cleared
 from ..core.messages import CacheSnapshot, CacheSnapshotQuery, CacheUpdate, Message, NodeRef, WorkerInfo
 from ..radix_cache.index import PrefixIndexes
 
+SNAPSHOT_TIMEOUT_S = 5.0
+
 
 class CacheFeed:
     """Updates of one worker are numbered; after a gap nothing of it is believed until its snapshot is here."""
@@ -14,6 +16,7 @@ class CacheFeed:
         self._index = index
         self._send = send
         self._next: dict[NodeRef, int | None] = {}  # worker |-> number of its next update; None: a snapshot is due
+        self._asked: dict[NodeRef, float] = {}  # worker whose snapshot is due |-> when it was last asked for it
 
     def worker_joined(self, info: WorkerInfo) -> None:
         """It will send a snapshot by itself after its Welcome; until then nothing is known."""
@@ -23,6 +26,7 @@ class CacheFeed:
     def worker_left(self, info: WorkerInfo) -> None:
         self._index.remove_worker(info.ref.node_id)
         self._next.pop(info.ref, None)
+        self._asked.pop(info.ref, None)
 
     def handle(self, sender: NodeRef, body: Message) -> None:
         match body:
@@ -32,7 +36,11 @@ class CacheFeed:
                 self._replace(sender, body)
 
     def tick(self, now: float) -> None:
-        """Nothing here depends on time."""
+        """Asks again for a snapshot that does not come: it, or the question, may have been lost."""
+        for ref in [ref for ref, expected in self._next.items() if expected is None]:
+            if now - self._asked.setdefault(ref, now) > SNAPSHOT_TIMEOUT_S:
+                self._asked[ref] = now
+                self._send(ref, CacheSnapshotQuery())
 
     def _update(self, sender: NodeRef, update: CacheUpdate) -> None:
         """Updates that come while a snapshot is due are in the snapshot, or come again as a gap after it."""
@@ -55,3 +63,4 @@ class CacheFeed:
         for event in snapshot.events:
             self._index.apply(sender.node_id, event)
         self._next[sender] = snapshot.sequence + 1
+        self._asked.pop(sender, None)

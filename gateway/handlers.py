@@ -124,17 +124,16 @@ class Handlers:
     async def _stream(self, request: web.Request, parsed: ParsedRequest, response: Response) -> web.StreamResponse:
         stream = web.StreamResponse(headers=_SSE_HEADERS | {"X-Request-Id": shown_request_id(request)})
         await stream.prepare(request)
-        async with aclosing(response.events(include_usage=parsed.include_usage)) as events:
-            async for event in events:
-                try:
+        try:
+            async with aclosing(response.events(include_usage=parsed.include_usage)) as events:
+                async for event in events:
                     async with asyncio.timeout(CLIENT_STALL_S):
                         await stream.write(event)
-                except (TimeoutError, ConnectionError):
-                    # The client is gone or takes nothing; `close` ends its generations.
-                    if request.transport is not None:
-                        request.transport.abort()
-                    return stream
-        await stream.write_eof()
+            await stream.write_eof()
+        except (TimeoutError, ConnectionError):
+            # The client is gone or takes nothing; `close` ends its generations.
+            if request.transport is not None:
+                request.transport.abort()
         return stream
 
     # ---- operation ------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ by then go out as one chunk. When nothing is to be sent for a while, a comment k
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 
@@ -15,8 +16,10 @@ from .choices import Choice, Delta, usage_of
 from .dispatcher import Dispatcher
 from .generation import Unavailable
 from .metrics import Metrics
-from .openai_format import SSE_DONE, SSE_KEEP_ALIVE, AnswerFormat, error_of, sse
+from .openai_format import SSE_DONE, SSE_KEEP_ALIVE, AnswerFormat, error_object, error_of, sse
 from .prompts import Prompt
+
+logger = logging.getLogger(__name__)
 
 
 class Response:
@@ -90,6 +93,10 @@ class Response:
                 yield b"".join(map(self._spell, deltas)) if deltas else SSE_KEEP_ALIVE
         except Unavailable as error:
             yield sse(error_of(error))
+            return
+        except Exception:  # a bug here: the client must still be told, or it takes the cut for the end
+            logger.exception("a stream failed")
+            yield sse(error_object("the gateway failed to spell this answer", 500))
             return
         usage = self._answer.usage(usage_of(self._choices)) if include_usage else b""
         yield usage + f": timing {spell_timing(self.timeline)}\n\n".encode() + SSE_DONE

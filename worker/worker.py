@@ -64,11 +64,12 @@ class Worker:
 
     def turn(self, timeout_s: float) -> bool:
         """Once around the loop, waiting at most `timeout_s` for messages; True when there may be more to do."""
+        read_at = self._clock()
         self._receive(timeout_s)
         if self._draining:
             self._drain_roles()
         steps = [role.step(self._clock()) for role in self._roles]
-        moved = self._hand_on()
+        moved = self._hand_on(read_at)
         self._bench.reporter.report()
         busy = moved or any(steps)
         self._report_status(force=not busy)
@@ -135,13 +136,16 @@ class Worker:
 
     # ---- hand on, report -------------------------------------------------------------------------------------
 
-    def _hand_on(self) -> bool:
-        """Move hand-overs along; True when one of them changed a request."""
-        now = self._clock()
-        events = self._bench.link.pump(now)
+    def _hand_on(self, read_at: float) -> bool:
+        """Move hand-overs along; True when one of them changed a request.
+
+        Leases are judged as of when messages were last read: after a long step, or a stopped process, the signs of
+        life lie unread in the sockets.
+        """
+        events = self._bench.link.pump(read_at)
         for event in events:
             for role in self._roles:
-                role.on_link_event(event, now)
+                role.on_link_event(event, read_at)
         return bool(events)
 
     def _report_status(self, *, force: bool) -> None:

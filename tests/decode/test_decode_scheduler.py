@@ -60,11 +60,11 @@ def test_a_sequence_without_room_sits_the_step_out() -> None:
     assert scheduler.plan(lambda _: True).chunks == [(first, 1), (second, 1)]
 
 
-def test_decodes_alone_may_pass_the_budget_and_leave_nothing_for_prompts() -> None:
-    scheduler = make(token_budget=1)
-    decodes = [running(scheduler, name, 2) for name in "ab"]
-    computing(scheduler, "p", 9)
-    assert scheduler.plan(lambda _: True).chunks == [(s, 1) for s in decodes]
+def test_however_many_decode_prompts_get_a_share_of_the_budget() -> None:
+    scheduler = make(token_budget=8, max_running=99)
+    decodes = [running(scheduler, f"d{i}", 2) for i in range(20)]
+    prompt = computing(scheduler, "p", 9)
+    assert scheduler.plan(lambda _: True).chunks == [*((s, 1) for s in decodes), (prompt, 2)]
 
 
 def test_the_last_to_join_makes_room_and_goes_to_the_head_of_the_queue() -> None:

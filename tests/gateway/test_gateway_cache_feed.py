@@ -82,3 +82,15 @@ def test_a_worker_that_left_is_forgotten(feed: Feed) -> None:
     feed.feed.worker_left(feed.info)
     assert feed.say(CacheUpdate(1, [stored(0, 1)])) == 0
     assert feed.say(CacheSnapshot(1, [stored(0, 1)])) == 0
+
+
+def test_a_snapshot_that_never_comes_is_asked_for_again(feed: Feed) -> None:
+    feed.feed.tick(100.0)
+    feed.feed.tick(104.0)
+    assert feed.sent == []
+    feed.feed.tick(105.1)
+    feed.feed.tick(106.0)
+    assert feed.sent == [(feed.ref, CacheSnapshotQuery())]
+    assert feed.say(CacheSnapshot(3, [stored(0, 2)])) == 32
+    feed.feed.tick(200.0)
+    assert len(feed.sent) == 1

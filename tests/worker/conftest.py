@@ -274,6 +274,11 @@ class House:
         elif self.workers:
             self.turn(self.random.choice(list(self.workers)))
 
+    def beat(self) -> None:
+        """The gateway's sign of life to all."""
+        for ref in self.workers:
+            self.network.send(self.gateway, ref, Beat(0, 0))
+
     def settle(self, rounds: int = 3000) -> None:
         """Let everything arrive and everybody work until nothing moves any more."""
         quiet = 0
@@ -288,8 +293,7 @@ class House:
                 return
             if quiet > 200:
                 self.now += 5.0  # somebody waits for a lease
-                for ref in self.workers:
-                    self.network.send(self.gateway, ref, Beat(0, 0))
+                self.beat()
         raise AssertionError(f"still busy: {[(r.node_id, w.num_requests) for r, w in self.workers.items()]}")
 
     def assert_idle(self) -> None:

@@ -231,6 +231,31 @@ def test_a_hand_over_that_never_comes_ends_in_local_computation(house, model_ora
     h.assert_idle()
 
 
+def test_a_step_longer_than_the_lease_does_not_end_hand_overs_whose_messages_lie_unread(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    h.generate("long", PROMPT[:5], 30, d, None)
+    while not h.outputs["long"]:
+        h.random_step()
+    h.generate("a", PROMPT, 6, d, p)
+    while not h.benches[d].link.counts().receivers:
+        h.random_step()
+    runner = h.benches[d].engine.runner
+    forward = runner.forward
+
+    def slow_forward(batch):
+        runner.forward = forward
+        h.now += 45.0
+        h.beat()
+        return forward(batch)
+
+    runner.forward = slow_forward
+    h.settle()
+    assert h.outputs["a"] == model_oracle(PROMPT, 6)
+    assert h.benches[d].counters["num_handover_failures"] == 0
+    h.assert_idle()
+
+
 def test_more_than_the_pool_holds_is_preempted_and_exact(house, model_oracle) -> None:
     h = house(num_blocks=24)
     p, d = h.birth(PREFILL), h.birth(DECODE)
