@@ -237,9 +237,14 @@ def test_a_step_longer_than_the_lease_does_not_end_hand_overs_whose_messages_lie
     h.generate("long", PROMPT[:5], 30, d, None)
     while not h.outputs["long"]:
         h.random_step()
-    h.generate("a", PROMPT, 6, d, p)
+    prompt = PROMPT[:12]
+    h.generate("a", prompt, 6, d, p)
     while not h.benches[d].link.counts().receivers:
         h.random_step()
+    while h.workers[p].num_requests:  # all of it is on its way to decode, which reads none of it
+        for pair in [pair for pair in h.network.pending if pair[1] == p]:
+            h.network.deliver(pair)
+        h.turn(p)
     runner = h.benches[d].engine.runner
     forward = runner.forward
 
@@ -250,8 +255,9 @@ def test_a_step_longer_than_the_lease_does_not_end_hand_overs_whose_messages_lie
         return forward(batch)
 
     runner.forward = slow_forward
+    h.turn(d)
     h.settle()
-    assert h.outputs["a"] == model_oracle(PROMPT, 6)
+    assert h.outputs["a"] == model_oracle(prompt, 6)
     assert h.benches[d].counters["num_handover_failures"] == 0
     h.assert_idle()
 
