@@ -4,7 +4,7 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from xxhash import xxh3_64_intdigest
@@ -38,7 +38,11 @@ class _Incoming:
     session: KVReceiver
     peer: NodeRef
     block_table: Sequence[int]
-    copy_ns: int = 0
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (begin, end) of each, monotonic nanoseconds
+
+    def copy_ns(self, since: int = 0) -> int:
+        """Time spent copying pieces in, from `since` on."""
+        return sum(end - max(begin, since) for begin, end in self.copies if end > since)
 
 
 @dataclass
@@ -184,12 +188,12 @@ class Receiving:
         expected = (piece.stop - piece.start) * layout.bytes_per_token
         if piece.num_bytes != expected or expected > self._around.config.slot_bytes:
             raise RemoteProtocolError(f"a piece of {piece.num_bytes} bytes where {expected} are right")
-        began = time.perf_counter_ns()
+        began = time.monotonic_ns()
         copy = ring.backend.read(piece.slot, expected, payload)
         if xxh3_64_intdigest(copy) != piece.checksum:
             raise RemoteProtocolError(f"the checksum of the tokens [{piece.start}, {piece.stop}) is wrong")
         self._around.store.scatter(incoming.block_table, piece.start, piece.stop, copy)
-        incoming.copy_ns += time.perf_counter_ns() - began
+        incoming.copies.append((began, time.monotonic_ns()))
         self._around.totals.bytes_received += expected
         incoming.session.placed(piece.start, piece.stop, now)
         self._end_if_complete(incoming)
@@ -197,7 +201,9 @@ class Receiving:
     def _take_commit(self, incoming: _Incoming, commit: KVCommit, now: float) -> None:
         if incoming.session.commit is not None:
             raise RemoteProtocolError(f"a second commit of {commit.request_id}")
-        arrived = Timeline(message_ns=time.monotonic_ns())
+        sent_at = -commit.timeline.message_ns
+        # Pieces that were copied in while the commit was on its way are not the message's time.
+        arrived = Timeline(message_ns=time.monotonic_ns() - incoming.copy_ns(since=sent_at))
         try:
             if xxh3_64_intdigest(commit.hidden) != commit.hidden_checksum:
                 raise RemoteProtocolError("the checksum of the hidden state is wrong")
@@ -214,7 +220,7 @@ class Receiving:
         session = incoming.session
         if session.complete and session.commit is not None:
             self._end(session.request_id, succeeded=True)
-            timeline = session.commit.timeline.merged(Timeline(copy_ns=incoming.copy_ns))
+            timeline = session.commit.timeline.merged(Timeline(copy_ns=incoming.copy_ns()))
             self.events.append(HandedOver(session.request_id, session.commit, timeline.stamped(Station.HANDED_OVER)))
 
     # ---- ends --------------------------------------------------------------------------------------------------
