@@ -25,7 +25,7 @@ class Timeline(msgspec.Struct, frozen=True):
     """Stamps in nanoseconds of the host's monotonic clock (one clock for all processes of a host).
 
     `copy_ns` is the time both sides spent copying and checking pieces, `message_ns` from the commit's sending to its
-    arrival; both lie inside the stamps and are shown beside them.
+    arrival without copies made meanwhile; both lie inside the stamps and are shown beside them.
     """
 
     stamps: dict[Station, int] = {}
