@@ -110,6 +110,7 @@ class DecodeRole:
         for sequence, num_tokens in plan.chunks:
             sequence.advance_computed(num_tokens)
             if sequence.num_uncomputed_tokens:
+                self._bench.blocks.publish(sequence)
                 continue
             entry = self._entries[sequence.request_id]
             if sequence.phase is Phase.COMPUTING:
@@ -177,6 +178,8 @@ class DecodeRole:
         while (sequence := self._scheduler.next_waiting()) is not None:
             entry = self._entries[sequence.request_id]
             is_remote = self._membership.knows(entry.prefill)
+            if not is_remote and self._is_being_computed(sequence):
+                return
             state = BlockState.RESERVED if is_remote else BlockState.PRIVATE
             headroom = self._scheduler.num_running
             if not self._bench.blocks.acquire(sequence, sequence.num_tokens + 1, state, headroom):
@@ -187,6 +190,9 @@ class DecodeRole:
             else:
                 sequence.on(Event.ADMITTED)
                 self._count_cached(entry, sequence.num_computed_tokens)
+
+    def _is_being_computed(self, sequence: Sequence) -> bool:
+        return self._bench.blocks.is_being_computed(sequence, (e.sequence for e in self._entries.values()))
 
     def _receive(self, entry: DecodeEntry, now: float) -> None:
         sequence = entry.sequence

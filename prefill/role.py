@@ -100,6 +100,7 @@ class PrefillRole:
             if self._scheduler.computed(planned):
                 self._hand_over(entry, next(rows), now)
             else:
+                self._bench.blocks.publish(entry.sequence)
                 self._bench.link.computed(planned.request_id, entry.sequence.num_computed_tokens, now)
 
     def _hand_over(self, entry: PrefillEntry, hidden: torch.Tensor, now: float) -> None:
@@ -116,6 +117,8 @@ class PrefillRole:
         while (request_id := self._scheduler.next_waiting()) is not None:
             entry = self._entries[request_id]
             sequence = entry.sequence
+            if self._bench.blocks.is_being_computed(sequence, (e.sequence for e in self._entries.values())):
+                return
             if not self._bench.blocks.acquire(sequence, sequence.num_tokens, BlockState.RESERVED):
                 return
             entry.timeline = entry.timeline.stamped(Station.PREFILL_STARTED)

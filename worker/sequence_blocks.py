@@ -1,6 +1,9 @@
 """Which blocks a sequence holds, and how they come and go. The only place where ownership of blocks changes hands."""
 
+from collections.abc import Iterable
+
 from ..core.errors import OutOfBlocks
+from ..core.lifecycle import Phase
 from ..core.sequence import Sequence
 from ..radix_cache.block_pool import BlockState
 from ..radix_cache.cache import PrefixHandle, RadixCache
@@ -42,6 +45,25 @@ class SequenceBlocks:
         sequence.block_table[:] = [*handle.block_ids, *own]
         sequence.num_computed_tokens = handle.num_tokens
         return True
+
+    def is_being_computed(self, sequence: Sequence, others: Iterable[Sequence]) -> bool:
+        """Does one of `others` compute the next block of this sequence right now? Waiting saves computing it twice.
+
+        The wait is short: computed chunks are published, so each step of the other one makes the cached prefix longer,
+        until it ends or the two part.
+        """
+        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.num_tokens - 1)
+        self.cache.release(handle)
+        stop = handle.num_tokens + self._block_size
+        if stop >= sequence.num_tokens:
+            return False
+        prefix = sequence.token_ids[:stop]
+        return any(
+            other.phase is Phase.COMPUTING
+            and other.namespace == sequence.namespace
+            and other.token_ids[:stop] == prefix
+            for other in others
+        )
 
     def missing_blocks(self, sequence: Sequence, room: int) -> int:
         """How many blocks the sequence lacks to hold `room` tokens."""

@@ -169,6 +169,21 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other(house, model_
     h.assert_idle()
 
 
+@pytest.mark.parametrize("with_prefill", [True, False])
+def test_a_prefix_that_many_ask_for_at_once_is_computed_once(house, model_oracle, with_prefill) -> None:
+    h = house()
+    p, d = h.birth(PREFILL), h.birth(DECODE)
+    prompts = {f"r{i}": [*PROMPT[:20], i, 2 * i] for i in range(6)}
+    prompts |= {"same": [*PROMPT[:20], 0, 0], "other": [99, *PROMPT]}
+    for name, prompt in prompts.items():
+        h.generate(name, prompt, 2, d, p if with_prefill else None)
+    h.settle()
+    assert h.outputs == {name: model_oracle(prompt, 2) for name, prompt in prompts.items()}
+    num_generated_by_steps = 0 if with_prefill else len(prompts)
+    assert computed(h, p if with_prefill else d) == 20 + 7 * 2 + 24 + num_generated_by_steps
+    h.assert_idle()
+
+
 def test_a_stop_token_as_the_first_one_ends_it_without_a_decode_step(house, model_oracle) -> None:
     h = house()
     p, d = h.birth(PREFILL), h.birth(DECODE)
