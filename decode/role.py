@@ -17,40 +17,25 @@ are computed, and counted randomness goes on at the same position.
 """
 
 import logging
-import time
-from dataclasses import dataclass
 
 import torch
 
 from ..core.lifecycle import Event, Phase
-from ..core.messages import AbortRequest, GenerateRequest, KVAbort, KVCommit, NodeRef, RequestFailed, TokenChunk
+from ..core.messages import AbortRequest, GenerateRequest, KVAbort, KVCommit, NodeRef, RequestFailed
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.timeline import Station, Timeline
 from ..engine.forward_batch import Chunk, build_forward_batch
-from ..engine.sampler import SamplingRow
 from ..radix_cache.block_pool import BlockState
 from ..transfer.channels import Incoming
 from ..transfer.link import HandedOver, LinkEvent, ReceiveFailed
 from ..worker.membership import Membership
 from ..worker.prefix_return import prefix_return_id
 from ..worker.workbench import Workbench
-from .output import finish_reason, suppressed_tokens
+from .entry import DecodeEntry
 from .scheduler import DecodePlan, DecodeScheduler
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class DecodeEntry:
-    request: Request
-    sequence: Sequence
-    gateway: NodeRef
-    prefill: NodeRef | None
-    timeline: Timeline
-    num_returned_tokens: int  # of its cached prefix, for the prefill worker
-    num_cached_tokens: int | None = None  # None until known; reported with the first chunk
-    has_reported: bool = False
 
 
 class DecodeRole:
@@ -102,7 +87,7 @@ class DecodeRole:
             is_last = stop == sequence.num_tokens
             chunks.append(Chunk(sequence.token_ids[start:stop], start, sequence.block_table, is_last))
             if sequence.phase is Phase.COMPUTING:
-                self._stamp_once(self._entries[sequence.request_id], Station.PREFILL_STARTED)
+                self._entries[sequence.request_id].stamp_once(Station.PREFILL_STARTED)
         return plan, self._bench.engine.runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
 
     def _collect(self, plan: DecodePlan, hidden: torch.Tensor) -> None:
@@ -115,7 +100,7 @@ class DecodeRole:
             entry = self._entries[sequence.request_id]
             if sequence.phase is Phase.COMPUTING:
                 sequence.on(Event.PROMPT_COMPUTED)
-                self._stamp_once(entry, Station.PREFILL_COMPUTED, Station.HANDED_OVER)
+                entry.stamp_once(Station.PREFILL_COMPUTED, Station.HANDED_OVER)
                 self._bench.blocks.publish(sequence)
             ready.append(entry)
         if ready:
@@ -131,7 +116,7 @@ class DecodeRole:
 
     def _sample(self, entries: list[DecodeEntry], hidden: torch.Tensor) -> None:
         """Sample one token for each entry from `hidden` ([num_entries, hidden_size]), send it, end what is done."""
-        rows = [self._sampling_row(entry) for entry in entries]
+        rows = [entry.sampling_row() for entry in entries]
         engine = self._bench.engine
         token_ids = engine.sampler.sample(engine.runner.logits(hidden), rows)
         for entry, token_id in zip(entries, token_ids, strict=True):
@@ -142,32 +127,11 @@ class DecodeRole:
                 self._bench.tell(entry.gateway, RequestFailed(request_id, "the model's logits are not finite", False))
                 self._end(request_id)
 
-    def _sampling_row(self, entry: DecodeEntry) -> SamplingRow:
-        sampling, sequence = entry.request.sampling, entry.sequence
-        suppress = suppressed_tokens(sequence.num_output_tokens, sampling)
-        return SamplingRow(sampling, choice=0, position=sequence.num_tokens, suppress=suppress)
-
     def _emit(self, entry: DecodeEntry, token_id: int) -> None:
-        sequence = entry.sequence
-        index = sequence.num_output_tokens
-        sequence.append(token_id)
+        chunk = entry.take(token_id)
         self._bench.counters["num_tokens_generated"] += 1
-        reason = finish_reason(token_id, sequence.num_output_tokens, entry.request.sampling)
-        first = not entry.has_reported
-        if first:
-            self._stamp_once(entry, Station.FIRST_TOKEN)
-            entry.has_reported = True
-        chunk = TokenChunk(
-            sequence.request_id,
-            choice=0,
-            index=index,
-            token_ids=[token_id],
-            finish_reason=reason,
-            num_cached_tokens=entry.num_cached_tokens if first else None,
-            timeline=entry.timeline if first else None,
-        )
-        if reason is not None:
-            self._end(sequence.request_id)
+        if chunk.finish_reason is not None:
+            self._end(chunk.request_id)
             self._bench.reporter.report()  # before the client can come back with its next turn
         self._bench.tell(entry.gateway, chunk)
 
@@ -189,7 +153,7 @@ class DecodeRole:
                 self._receive(entry, now)
             else:
                 sequence.on(Event.ADMITTED)
-                self._count_cached(entry, sequence.num_computed_tokens)
+                entry.count_cached(sequence.num_computed_tokens)
 
     def _is_being_computed(self, sequence: Sequence) -> bool:
         return self._bench.blocks.is_being_computed(sequence, (e.sequence for e in self._entries.values()))
@@ -293,9 +257,9 @@ class DecodeRole:
         self._bench.blocks.settle(sequence)
         sequence.num_computed_tokens = sequence.num_tokens
         self._bench.blocks.publish(sequence)
-        self._count_cached(entry, commit.num_cached_tokens)
+        entry.count_cached(commit.num_cached_tokens)
         entry.timeline = entry.timeline.merged(timeline)
-        self._stamp_once(entry, Station.HANDED_OVER)
+        entry.stamp_once(Station.HANDED_OVER)
         self._arrived.append((entry, commit))
 
     def _handover_failed(self, entry: DecodeEntry, reason: str, contiguous_tokens: int) -> None:
@@ -309,7 +273,7 @@ class DecodeRole:
         sequence.num_computed_tokens = min(
             max(sequence.num_computed_tokens, contiguous_tokens), sequence.num_tokens - 1
         )
-        self._count_cached(entry, 0)  # the failed worker cannot tell any more what it had
+        entry.count_cached(0)  # the failed worker cannot tell any more what it had
         entry.timeline = entry.timeline.stamped(Station.PREFILL_ARRIVED)
 
     def gateway_lost(self, gateway: NodeRef) -> None:
@@ -336,14 +300,3 @@ class DecodeRole:
 
     def _is_live(self, entry: DecodeEntry) -> bool:
         return self._entries.get(entry.request.request_id) is entry
-
-    def _count_cached(self, entry: DecodeEntry, num_cached_tokens: int) -> None:
-        """Remember what was found in a cache when the request first got its blocks; of the prompt only."""
-        if entry.num_cached_tokens is None:
-            entry.num_cached_tokens = min(num_cached_tokens, entry.request.num_prompt_tokens)
-
-    def _stamp_once(self, entry: DecodeEntry, *stations: Station) -> None:
-        now = time.monotonic_ns()
-        for station in stations:
-            if station not in entry.timeline.stamps:
-                entry.timeline = entry.timeline.stamped(station, now)

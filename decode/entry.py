@@ -1,0 +1,58 @@
+"""DecodeEntry: what the decode role remembers of one request beside its sequence, and the words it has for it."""
+
+import time
+from dataclasses import dataclass
+
+from ..core.messages import NodeRef, TokenChunk
+from ..core.request import Request
+from ..core.sequence import Sequence
+from ..core.timeline import Station, Timeline
+from ..engine.sampler import SamplingRow
+from .output import finish_reason, suppressed_tokens
+
+
+@dataclass
+class DecodeEntry:
+    request: Request
+    sequence: Sequence
+    gateway: NodeRef
+    prefill: NodeRef | None
+    timeline: Timeline
+    num_returned_tokens: int  # of its cached prefix, for the prefill worker
+    num_cached_tokens: int | None = None  # None until known; reported with the first chunk
+    has_reported: bool = False
+
+    def sampling_row(self) -> SamplingRow:
+        """How to sample the next token."""
+        sampling, sequence = self.request.sampling, self.sequence
+        suppress = suppressed_tokens(sequence.num_output_tokens, sampling)
+        return SamplingRow(sampling, choice=0, position=sequence.num_tokens, suppress=suppress)
+
+    def take(self, token_id: int) -> TokenChunk:
+        """Append a sampled token; the message that tells of it, with everything that is told only once."""
+        sequence = self.sequence
+        index = sequence.num_output_tokens
+        sequence.append(token_id)
+        first, self.has_reported = not self.has_reported, True
+        if first:
+            self.stamp_once(Station.FIRST_TOKEN)
+        return TokenChunk(
+            sequence.request_id,
+            choice=0,
+            index=index,
+            token_ids=[token_id],
+            finish_reason=finish_reason(token_id, sequence.num_output_tokens, self.request.sampling),
+            num_cached_tokens=self.num_cached_tokens if first else None,
+            timeline=self.timeline if first else None,
+        )
+
+    def count_cached(self, num_cached_tokens: int) -> None:
+        """Remember what was found in a cache when the request first got its blocks; of the prompt only."""
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = min(num_cached_tokens, self.request.num_prompt_tokens)
+
+    def stamp_once(self, *stations: Station) -> None:
+        now = time.monotonic_ns()
+        for station in stations:
+            if station not in self.timeline.stamps:
+                self.timeline = self.timeline.stamped(station, now)
