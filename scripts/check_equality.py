@@ -2,7 +2,7 @@
 
     python scripts/check_equality.py
 
-Nine settings cover every pair of {colocated, 1P1D, 2P2D} x {block 1, 16, 64} x {shared memory, tcp} x {alone, 8 at
+Ten settings cover every pair of {colocated, 1P1D, 2P2D} x {block 1, 16, 64} x {shared memory, tcp} x {alone, 8 at
 once}; each runs cold and then warm. It takes about half an hour on two cores; the tests run two of the settings.
 """
 
@@ -16,7 +16,7 @@ from _helpers import ROOT, load_module
 serving = load_module("tests/serving.py")
 equality = load_module("tests/e2e/test_equality.py")
 
-# (topology, block size, transport, at once): an orthogonal array, its three-level columns topology and block size.
+# (topology, block size, transport, at once): an orthogonal array of topology and block size, and what it leaves open.
 SETTINGS = [
     ("colocated", 1, "shared_memory", 8),
     ("colocated", 16, "tcp", 8),
@@ -27,6 +27,7 @@ SETTINGS = [
     ("2P2D", 1, "shared_memory", 1),
     ("2P2D", 16, "shared_memory", 8),
     ("2P2D", 64, "tcp", 8),
+    ("2P2D", 16, "tcp", 1),
 ]
 
 
