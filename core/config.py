@@ -79,5 +79,6 @@ class GatewayConfig(msgspec.Struct, frozen=True):
     max_queue_delay_s: float = 60.0  # waiting longer than this ends in 429
     keep_alive_s: float = 5.0  # an SSE comment this often while nothing else is sent
     worker_timeout_s: float = 10.0  # silence after which a worker counts as gone
+    drain_timeout_s: float = 300.0  # how long accepted requests may take to finish after the first stop signal
     log_level: str = "info"
     debug: bool = False

@@ -16,7 +16,6 @@ from .gateway import Gateway, open_gateway
 from .handlers import routes
 from .middleware import errors_as_json
 
-DRAIN_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 1.0  # for connections that are still open after that
 
 logger = logging.getLogger(__name__)
@@ -35,13 +34,18 @@ async def serve(config: GatewayConfig) -> None:
     stopping, killing = asyncio.Event(), asyncio.Event()
     _on_signals(stopping, killing)
     gateway, channel = open_gateway(config)
+    if not config.debug:  # aiohttp logs a traceback for each malformed request, which anybody can send
+        logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     try:
         async with serving(gateway) as server:
             logger.info("listening on http://%s:%d", config.host, server.port)
             await _until(server.running, stopping)
-            logger.info("draining")
+            dispatcher = gateway.dispatcher
+            logger.info("draining: %d requests", dispatcher.num_in_flight + dispatcher.num_queued)
             await server.stop_listening()
-            await _until(gateway.drain(DRAIN_TIMEOUT_S), killing)
+            await _until(gateway.drain(config.drain_timeout_s), killing)
+            if num_cut := dispatcher.num_in_flight + dispatcher.num_queued:
+                logger.warning("%d requests were cut off: they get an error", num_cut)
     finally:
         channel.close()
 

@@ -286,7 +286,7 @@ class Dispatcher:
         elif generation.pinned is not None or generation.num_retries >= MAX_RETRIES:
             self._fail(generation, Unavailable(f"{reason}; gave up after {generation.num_retries + 1} attempts"))
         else:
-            logger.info("a request starts again with %d tokens: %s", len(generation.output_token_ids), reason)
+            logger.debug("a request starts again with %d tokens: %s", len(generation.output_token_ids), reason)
             self._metrics.retried()
             generation.num_retries += 1
             generation.queued_at = time.monotonic()

@@ -92,6 +92,9 @@ class Handlers:
         )
 
     async def _receive(self, request: web.Request) -> tuple[Timeline, bytes]:
+        announced = request.content_length or 0
+        if announced > request.client_max_size:  # known before the body comes
+            raise web.HTTPRequestEntityTooLarge(request.client_max_size, announced)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 body = await request.read()

@@ -47,7 +47,8 @@ def errors_as_json(metrics: Metrics) -> Middleware:
             response = _error_response(RequestError("the server failed here; its log says why", status=500))
         if not response.prepared:
             response.headers["X-Request-Id"] = shown_request_id(request)
-        metrics.responded(response.status)
+        if request.path != "/ready":  # its 503 is an answer, and whoever waits for a start asks for it all the time
+            metrics.responded(response.status)
         return response
 
     return middleware
@@ -64,7 +65,7 @@ def _error_response(error: RequestError) -> web.Response:
 def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
     """aiohttp's own: no such path, wrong method, body too large."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        message = "the body is larger than this server takes"
+        message = f"the body is too large: this server takes at most {request.client_max_size:,} bytes"
     elif isinstance(error, web.HTTPMethodNotAllowed):
         message = f"this path takes {', '.join(sorted(error.allowed_methods))} only"
     elif isinstance(error, web.HTTPNotFound):

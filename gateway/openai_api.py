@@ -19,6 +19,7 @@ from .unsupported import UnsupportedFields, refuse_unsupported
 MAX_PROMPTS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
+ROLES = ("system", "developer", "user", "assistant", "tool")
 DEFAULT_COMPLETION_TOKENS = 16  # what the completions API generates when nothing is asked for
 
 _TokenIds = list[Annotated[int, Meta(ge=0)]]
@@ -242,6 +243,8 @@ def _seed(seed: int | None) -> int:
 def _plain_message(message: _ChatMessage, index: int) -> dict[str, str]:
     """The message as chat templates expect it: content is one text (parts are joined by line breaks)."""
     at = f"messages[{index}]"
+    if message.role not in ROLES:
+        raise RequestError(f"{at}.role must be one of {', '.join(ROLES)}", f"{at}.role")
     for field in ("tool_calls", "function_call"):
         if getattr(message, field):
             raise RequestError(f"{at}.{field} is not supported yet; send the text of the message only", f"{at}.{field}")

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Problem(NamedTuple):
-    """What went wrong with a probe. `may_be_busy`: other requests made progress meanwhile."""
+    """What went wrong with a probe. `may_be_busy`: other requests, or the workers' steps, made progress meanwhile."""
 
     text: str
     may_be_busy: bool
@@ -54,6 +54,7 @@ class Probe:
         self._wake = asyncio.Event()
         self._round = 0
         self._problem = "no probe has been answered yet"
+        self._has_warned = False
 
     @property
     def ready(self) -> bool:
@@ -104,7 +105,9 @@ class Probe:
         for pair in self._pairs():
             problem = await self._ask(pair)
             if problem is None:
-                self._problem = ""
+                if self._has_warned:
+                    logger.info("ready again")
+                self._problem, self._has_warned = "", False
                 return
             problems.append(problem)
         # A worker that is silent while others get tokens is busy; one that does its part wrongly is not.
@@ -112,6 +115,7 @@ class Probe:
         if problem is not None:
             if not self._problem:
                 logger.warning("not ready: %s", problem.text)
+                self._has_warned = True
             self._problem = problem.text
 
     def _pairs(self) -> list[tuple[NodeRef, NodeRef | None]]:
@@ -127,28 +131,33 @@ class Probe:
 
     async def _ask(self, pair: tuple[NodeRef, NodeRef | None]) -> Problem | None:
         """What went wrong; None when a token came, and its prompt from the prefill worker that was named."""
-        started = time.monotonic()
+        before = self._progress(pair)
         changed = asyncio.Event()
         try:
             generation = self._dispatcher.submit(self._prompt, NAMESPACE, Timeline(), changed, pinned=pair)
         except Unavailable as error:
-            return Problem(str(error), self._dispatcher.last_progress > started)
+            return Problem(str(error), self._progress(pair) != before)
         names = " and ".join(ref.node_id for ref in pair if ref is not None)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await _ended(generation)
         except TimeoutError:
             text = f"{names} did not answer a probe within {TIMEOUT_S:g} s"
-            return Problem(text, self._dispatcher.last_progress > started)
+            return Problem(text, self._progress(pair) != before)
         finally:
             self._dispatcher.cancel(generation, "the probe is over")
         if generation.error is not None:
             text = f"{names} did not answer a probe: {generation.error}"
-            return Problem(text, self._dispatcher.last_progress > started)
+            return Problem(text, self._progress(pair) != before)
         if pair[1] is not None and generation.timeline.copy_ns == 0:
             text = f"{pair[1].node_id} did not hand a probe over; {pair[0].node_id} had to compute it"
             return Problem(text, may_be_busy=False)
         return None
+
+    def _progress(self, pair: tuple[NodeRef, NodeRef | None]) -> tuple[float, ...]:
+        """Changes when any request gets a token, or one of these workers computes a step (a long prompt has many)."""
+        workers = self._membership.workers
+        return (self._dispatcher.last_progress, *(float(workers[ref].num_steps) for ref in pair if ref in workers))
 
     async def _sleep(self, seconds: float) -> None:
         """Until something changes or a probe is due; tokens of real requests put it off."""

@@ -36,6 +36,13 @@ class UnsupportedFields(msgspec.Struct, kw_only=True):
     modalities: Any = None
     audio: Any = None
     cache_salt: Any = None
+    include_stop_str_in_output: Any = None
+    skip_special_tokens: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    truncate_prompt_tokens: Any = None
+    regex: Any = None
+    grammar: Any = None
     chat_template: Any = None
     chat_template_kwargs: Any = None
     continue_final_message: Any = None
@@ -57,6 +64,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "response_format": ({"type": "text"},),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "bad_words": ([],),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),

@@ -66,6 +66,7 @@ class ChatClient:
             "messages": [*self._messages, turn],
             "max_completion_tokens": self._max_tokens,
             "stream": True,
+            "temperature": 0,  # a small model at 1 talks nonsense; who wants to sample uses the API
         }
         answer = ""
         for event in self._events(body):

@@ -18,6 +18,7 @@ KV_SHARE = 0.4  # of the memory left after the weights; the rest is for the page
 MAX_AUTO_KV_BYTES = 2 * 1024**3
 WORKER_BASE_BYTES = 400 * 1024**2  # the interpreter, torch and activations of one worker
 MIN_POOL_TOKENS = 256
+MIN_CONTEXT_LENGTH = 16
 CPU_MAX_RUNNING = 64
 # A prefill step should be long enough to run at the speed of the matrix units, a decode step short enough that
 # the running sequences do not notice a prompt chunk beside them.
@@ -42,7 +43,12 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
 
     def scheduler(self, *, decode: bool) -> SchedulerConfig:
         budget = self.token_budget or (DECODE_TOKEN_BUDGET if decode else PREFILL_TOKEN_BUDGET)
-        return SchedulerConfig(token_budget=budget, chunk_size=budget, max_running=self.max_running)
+        return SchedulerConfig(
+            token_budget=budget,
+            # On a prefill worker a long prompt leaves half of each step to the prompts behind it.
+            chunk_size=budget if decode else max(1, budget // 2),
+            max_running=self.max_running,
+        )
 
 
 def resolve_engine(
@@ -153,6 +159,10 @@ def _context_length(options: EngineOptions, model: ModelFacts, pool_tokens: int)
     wanted = options.context_length
     if wanted is None:
         return min(model.max_position_embeddings, pool_tokens)
+    if wanted < MIN_CONTEXT_LENGTH:
+        raise ConfigurationError(
+            f"--context-length {wanted} leaves no room for a prompt and an answer. Use at least {MIN_CONTEXT_LENGTH}."
+        )
     if wanted > model.max_position_embeddings:
         raise ConfigurationError(
             f"--context-length {wanted} is more than {model.name} was made for ({model.max_position_embeddings}). "

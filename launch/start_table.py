@@ -59,7 +59,9 @@ def url_of(address: HostPort) -> str:
 
 
 def curl_line(address: HostPort, model: str) -> str:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]})
+    body = json.dumps(
+        {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    )
     header = "-H 'Content-Type: application/json'"
     return f"curl {url_of(address)}/v1/chat/completions {header} -d {shlex.quote(body)}"
 

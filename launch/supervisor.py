@@ -13,12 +13,13 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from ..core.config import GatewayConfig
 from ..core.errors import BatonError, ConfigurationError
 from .child import EXIT_CONFIGURATION
 from .child_process import ChildProcess, ChildSpec
 from .restart_policy import RestartPolicy
 
-GATEWAY_DRAIN_S = 15.0  # its own bound for running requests is 10 s
+DRAIN_MARGIN_S = 5.0  # what a gateway may take beyond its own bound for running requests
 WORKER_DRAIN_S = 5.0
 KILL_WAIT_S = 5.0
 
@@ -111,7 +112,10 @@ class Supervisor:
         """The gateway first, so that no request is cut while its workers still run."""
         gateways = [spec.name for spec in self._specs if spec.is_gateway]
         workers = [spec.name for spec in self._specs if not spec.is_gateway]
-        for names, bound in ((gateways, GATEWAY_DRAIN_S), (workers, WORKER_DRAIN_S)):
+        drain_s = max(
+            (s.config.drain_timeout_s for s in self._specs if isinstance(s.config, GatewayConfig)), default=0.0
+        )
+        for names, bound in ((gateways, drain_s + DRAIN_MARGIN_S), (workers, WORKER_DRAIN_S)):
             for name in names:
                 if name in self._children:
                     self._children[name].terminate()

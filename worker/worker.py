@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_POLL_S = 0.2  # a bound on how late a lease or a signal is noticed while nothing arrives
 STATUS_INTERVAL_S = 0.05
+SILENCE_BEFORE_WARNING_S = 10.0
 
 
 class Worker:
@@ -49,6 +50,7 @@ class Worker:
         self._last_status: Status | None = None
         self._last_status_at = 0.0
         self._draining = False
+        self._has_joined = False
 
     def stop(self) -> None:
         """Drain: finish what is running, take nothing new, then leave the loop."""
@@ -58,7 +60,14 @@ class Worker:
         """Serve until drained. Raises ConfigurationError when a gateway refuses this worker."""
         self._bench.channels.broadcast_gateways(Hello(self._bench.info))
         busy = False
+        started = self._clock()
         while not (self._draining and self.num_requests == 0):
+            if not self._has_joined and self._clock() - started > SILENCE_BEFORE_WARNING_S:
+                started = self._clock()
+                logger.warning(
+                    "no gateway answers at %s: check the address, and that the key file is that server's",
+                    ", ".join(self._bench.config.network.join),
+                )
             busy = self.turn(0.0 if busy else IDLE_POLL_S)
         self._bench.channels.broadcast_gateways(Goodbye())
 
@@ -131,6 +140,9 @@ class Worker:
             for role in self._roles:
                 role.gateway_lost(gateway)
         if changes.welcomed_by is not None:
+            if not self._has_joined and not self._bench.config.network.run_dir:
+                logger.info("joined %s", changes.welcomed_by.node_id)  # its own terminal has no start table
+            self._has_joined = True
             self._bench.tell(changes.welcomed_by, self._bench.reporter.snapshot())
             self._last_status = None  # due again
 

@@ -42,6 +42,10 @@ BOTH: list[tuple[str, str | None]] = [
     ('"tools": [{"type": "function"}]', "tools"),
     ('"cache_salt": "mine"', "cache_salt"),
     ('"chat_template": "{{ 1 }}"', "chat_template"),
+    ('"include_stop_str_in_output": true', "include_stop_str_in_output"),
+    ('"skip_special_tokens": false', "skip_special_tokens"),
+    ('"bad_words": ["x"]', "bad_words"),
+    ('"truncate_prompt_tokens": 5', "truncate_prompt_tokens"),
     ('"user": "\\ud800"', "user"),
     ('"user": ' + "[" * 5000 + "]" * 5000, None),
 ]
@@ -94,6 +98,7 @@ CHAT_BODIES: list[tuple[str, str | None]] = [
     ('{"messages": ["hi"]}', "messages"),
     ('{"messages": [{"content": "hi"}]}', "messages[0].role"),
     ('{"messages": [{"role": 1, "content": "hi"}]}', "messages[0].role"),
+    ('{"messages": [{"role": "alien", "content": "hi"}]}', "messages[0].role"),
     ('{"messages": [{"role": "user"}]}', "messages[0].content"),
     ('{"messages": [{"role": "user", "content": null}]}', "messages[0].content"),
     ('{"messages": [{"role": "user", "content": 5}]}', "messages[0].content"),
@@ -252,7 +257,8 @@ def test_large_bodies(in_world: Any) -> None:
     async def scenario(world: Any) -> None:
         await world.pair()
         for path in (COMPLETIONS, CHAT):
-            await refused(world, path, b"x" * 100_001, 413)
+            error = await refused(world, path, b"x" * 100_001, 413)
+            assert "100,000 bytes" in error["message"]
             # Many mistakes give one short answer.
             parts = [{"type": "wrong" * 5}] * 900
             body = {"messages": [{"role": "user", "content": parts}], "prompt": parts}

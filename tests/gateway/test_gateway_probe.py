@@ -1,11 +1,12 @@
 """/ready tells the truth: the result of a probe, not of the question."""
 
+import itertools
 import json
 from typing import Any
 
 import pytest
 
-from baton.core.messages import GenerateRequest, Role
+from baton.core.messages import Beat, GenerateRequest, Role
 
 
 def probes(worker: Any) -> list[GenerateRequest]:
@@ -75,6 +76,32 @@ def test_a_prefill_worker_that_hands_nothing_over_is_not_ready(
         await world_module.until(lambda: "prefill-0 did not hand" in world.gateway.probe.report()["problem"])
         assert (await world.get("/ready"))[0] == 503
         decode.hands_over = True
+        await world_module.until(lambda: world.gateway.probe.ready)
+
+    in_world(scenario)
+
+
+def test_a_worker_that_computes_steps_is_busy_and_not_broken(
+    in_world: Any, world_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One long prompt, and nobody gets a token for minutes."""
+    monkeypatch.setattr("baton.gateway.probe.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("baton.gateway.probe.INTERVAL_S", 0.01)
+
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair()
+        await world_module.until(lambda: world.gateway.probe.ready)
+        decode.finish = lambda request_id: None  # accepts and says nothing
+        steps = itertools.count(1)
+
+        def a_step_later() -> bool:
+            decode.say(Beat(1, next(steps)))
+            return len(probes(decode)) > 6
+
+        await world_module.until(a_step_later)
+        assert world.gateway.probe.ready
+        await world_module.until(lambda: "did not answer" in (world.gateway.probe.report()["problem"] or ""))
+        del decode.finish
         await world_module.until(lambda: world.gateway.probe.ready)
 
     in_world(scenario)

@@ -31,7 +31,7 @@ def test_smollm2_on_a_laptop_of_eight_gib(builders):
 def test_batch_limits_by_role(builders):
     resolved = resolve_engine(builders.AUTO, builders.MACHINE, builders.SMOLLM2, 2)
     prefill, decode = resolved.scheduler(decode=False), resolved.scheduler(decode=True)
-    assert (prefill.token_budget, prefill.chunk_size, prefill.max_running) == (512, 512, 64)
+    assert (prefill.token_budget, prefill.chunk_size, prefill.max_running) == (512, 256, 64)
     assert (decode.token_budget, decode.chunk_size, decode.max_running) == (256, 256, 64)
 
 
@@ -86,6 +86,7 @@ def test_auto_takes_no_more_than_can_be_used(builders):
 @pytest.mark.parametrize(
     ("changes", "machine_changes", "num_workers", "words"),
     [
+        ({"context_length": 4}, {}, 2, ["--context-length 4", "at least 16"]),
         ({"context_length": 9000}, {}, 2, ["--context-length 9000", "8192"]),
         ({"context_length": 4096, "kv_memory": 100 * MIB}, {}, 2, ["--context-length 4096", "2272", "--kv-memory"]),
         ({"kv_memory": 5 * GIB}, {}, 2, ["--kv-memory 5.00 GiB", "6.72 GiB", "auto"]),
