@@ -184,10 +184,17 @@ def table_rows(plan: Plan, pids: dict[str, int]) -> list[TableRow]:
 
 def hints(plan: Plan) -> list[str]:
     cluster = plan.cluster
+    where = f"{cluster.served_model} at {url_of(cluster.http)}/v1"
+    if not any(isinstance(spec.config, WorkerConfig) for spec in plan.specs):
+        return [
+            f"ready: {where}, as soon as workers have joined",
+            f"add a prefill worker: {join_line('prefill', cluster.join, cluster.key_file, plan.model_argument)}",
+            f"add a decode worker: {join_line('decode', cluster.join, cluster.key_file, plan.model_argument)}",
+        ]
     return [
-        f"ready: {cluster.served_model} at {url_of(cluster.http)}/v1",
+        f"ready: {where}",
         f"try it: {curl_line(cluster.http, cluster.served_model)}",
-        f"add a worker: {join_line(cluster.join, cluster.key_file, plan.model_argument)}",
+        f"add a worker: {join_line('decode', cluster.join, cluster.key_file, plan.model_argument)}",
     ]
 
 

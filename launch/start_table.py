@@ -66,9 +66,9 @@ def curl_line(address: HostPort, model: str) -> str:
     return f"curl {url_of(address)}/v1/chat/completions {header} -d {shlex.quote(body)}"
 
 
-def join_line(address: HostPort, key_file: str, model: str | None) -> str:
-    """The command that adds a decode worker (`prefill` works the same way)."""
-    words = [command_name(), "decode", *([model] if model else [])]
+def join_line(role: str, address: HostPort, key_file: str, model: str | None) -> str:
+    """The command that adds a worker: `role` is prefill or decode."""
+    words = [command_name(), role, *([model] if model else [])]
     return shlex.join([*words, "--join", f"tcp://{address.text}", "--key-file", key_file])
 
 

@@ -39,7 +39,7 @@ def test_the_curl_line_is_a_command_with_valid_json():
 
 
 def test_the_join_line_is_a_command():
-    words = shlex.split(join_line(HostPort("10.0.0.5", 7000), "/a b/key", "./model"))
+    words = shlex.split(join_line("decode", HostPort("10.0.0.5", 7000), "/a b/key", "./model"))
     assert words[1:] == ["decode", "./model", "--join", "tcp://10.0.0.5:7000", "--key-file", "/a b/key"]
     assert url_of(HostPort("::", 80)) == "http://[::1]:80"
 
