@@ -86,7 +86,7 @@ class ServerProcess(BatonProcess):
         super().__init__(command, *arguments, "--port", "0")
         url = self.wait_for_line(r"^ready: .* at http://([\d.]+):(\d+)/v1")
         self.address = (url[1], int(url[2]))
-        join = self.wait_for_line(r"^add a worker: .*--join (\S+) --key-file (\S+)")
+        join = self.wait_for_line(r"^add a (?:prefill |decode )?worker: .*--join (\S+) --key-file (\S+)")
         self.join_address, self.key_file = join[1], Path(join[2])
         self.run_dir = self.key_file.parent
 
