@@ -84,6 +84,13 @@ class ServerProcess(BatonProcess):
 
     def __init__(self, command: str, *arguments: str):
         super().__init__(command, *arguments, "--port", "0")
+        try:
+            self._learn_addresses()
+        except BaseException:
+            self.__exit__()  # a test that fails here must leave no server behind
+            raise
+
+    def _learn_addresses(self) -> None:
         url = self.wait_for_line(r"^ready: .* at http://([\d.]+):(\d+)/v1")
         self.address = (url[1], int(url[2]))
         join = self.wait_for_line(r"^add a (?:prefill |decode )?worker: .*--join (\S+) --key-file (\S+)")
