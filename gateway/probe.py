@@ -7,6 +7,7 @@ starts nothing.
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..core.messages import Message, NodeRef, Role, WorkerInfo
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Problem(NamedTuple):
-    """What went wrong with a probe. `may_be_busy`: other requests, or the workers' steps, made progress meanwhile."""
+    """What went wrong with a probe. `may_be_busy`: other requests made progress meanwhile."""
 
     text: str
     may_be_busy: bool
@@ -131,33 +132,46 @@ class Probe:
 
     async def _ask(self, pair: tuple[NodeRef, NodeRef | None]) -> Problem | None:
         """What went wrong; None when a token came, and its prompt from the prefill worker that was named."""
-        before = self._progress(pair)
+        before = self._tokens_computed(pair)
+        started = time.monotonic()
         changed = asyncio.Event()
         try:
             generation = self._dispatcher.submit(self._prompt, NAMESPACE, Timeline(), changed, pinned=pair)
         except Unavailable as error:
-            return Problem(str(error), self._progress(pair) != before)
+            return Problem(str(error), self._others_progress(before, started))
         names = " and ".join(ref.node_id for ref in pair if ref is not None)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await _ended(generation)
         except TimeoutError:
             text = f"{names} did not answer a probe within {TIMEOUT_S:g} s"
-            return Problem(text, self._progress(pair) != before)
+            return Problem(text, self._others_progress(before, started))
         finally:
             self._dispatcher.cancel(generation, "the probe is over")
         if generation.error is not None:
             text = f"{names} did not answer a probe: {generation.error}"
-            return Problem(text, self._progress(pair) != before)
+            return Problem(text, self._others_progress(before, started))
         if pair[1] is not None and generation.timeline.copy_ns == 0:
             text = f"{pair[1].node_id} did not hand a probe over; {pair[0].node_id} had to compute it"
             return Problem(text, may_be_busy=False)
         return None
 
-    def _progress(self, pair: tuple[NodeRef, NodeRef | None]) -> tuple[float, ...]:
-        """Changes when any request gets a token, or one of these workers computes a step (a long prompt has many)."""
-        workers = self._membership.workers
-        return (self._dispatcher.last_progress, *(float(workers[ref].num_steps) for ref in pair if ref in workers))
+    def _others_progress(self, before: dict[NodeRef, int], started: float) -> bool:
+        """Did another request get a token, or one of the workers compute more than the probe itself asks for?
+
+        A long prompt keeps a worker for minutes without a token. The probe's own tokens must not count: a prefill
+        worker that computed them does not excuse a decode worker that is stuck.
+        """
+        if self._dispatcher.last_progress > started:
+            return True
+        own_tokens = len(self._prompt.token_ids) + self._prompt.sampling.max_tokens
+        after = self._tokens_computed(before)
+        return any(after[ref] - before[ref] > own_tokens for ref in after)
+
+    def _tokens_computed(self, refs: Iterable[NodeRef | None]) -> dict[NodeRef, int]:
+        """Of those workers that are in the table and have reported."""
+        found = {ref: self._membership.workers.get(ref) for ref in refs if ref is not None}
+        return {ref: w.status.num_tokens_computed for ref, w in found.items() if w is not None and w.status is not None}
 
     async def _sleep(self, seconds: float) -> None:
         """Until something changes or a probe is due; tokens of real requests put it off."""

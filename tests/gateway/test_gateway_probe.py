@@ -1,12 +1,11 @@
 """/ready tells the truth: the result of a probe, not of the question."""
 
-import itertools
 import json
 from typing import Any
 
 import pytest
 
-from baton.core.messages import Beat, GenerateRequest, Role
+from baton.core.messages import GenerateRequest, Role, Status
 
 
 def probes(worker: Any) -> list[GenerateRequest]:
@@ -81,30 +80,40 @@ def test_a_prefill_worker_that_hands_nothing_over_is_not_ready(
     in_world(scenario)
 
 
-def test_a_worker_that_computes_steps_is_busy_and_not_broken(
-    in_world: Any, world_module: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("computes_more_than_the_probe", [True, False])
+def test_a_long_prompt_is_busy_and_a_stuck_worker_is_broken(
+    in_world: Any, world_module: Any, monkeypatch: pytest.MonkeyPatch, computes_more_than_the_probe: bool
 ) -> None:
-    """One long prompt, and nobody gets a token for minutes."""
+    """Nobody gets a token. What prefill computes for the probes themselves does not excuse decode."""
     monkeypatch.setattr("baton.gateway.probe.TIMEOUT_S", 0.05)
+    monkeypatch.setattr("baton.gateway.probe.RETRY_S", 0.01)
     monkeypatch.setattr("baton.gateway.probe.INTERVAL_S", 0.01)
 
     async def scenario(world: Any) -> None:
-        _, decode = await world.pair()
-        await world_module.until(lambda: world.gateway.probe.ready)
+        prefill, decode = await world.pair()
+        prefill.say(status_of(0))
+        await world_module.until(lambda: world.gateway.probe.ready and len(probes(decode)) > 1)
         decode.finish = lambda request_id: None  # accepts and says nothing
-        steps = itertools.count(1)
+        asked, computed = len(probes(decode)), 0
 
         def a_step_later() -> bool:
-            decode.say(Beat(1, next(steps)))
-            return len(probes(decode)) > 6
+            nonlocal computed
+            num_probes = len(probes(decode)) - asked
+            computed = computed + 512 if computes_more_than_the_probe else num_probes
+            prefill.say(status_of(computed))
+            return num_probes > 6
 
         await world_module.until(a_step_later)
-        assert world.gateway.probe.ready
-        await world_module.until(lambda: "did not answer" in (world.gateway.probe.report()["problem"] or ""))
+        assert world.gateway.probe.ready == computes_more_than_the_probe
         del decode.finish
         await world_module.until(lambda: world.gateway.probe.ready)
 
     in_world(scenario)
+
+
+def status_of(num_tokens_computed: int) -> Status:
+    counts = dict.fromkeys(Status.__struct_fields__, 0)
+    return Status(**counts | {"num_tokens_computed": num_tokens_computed})
 
 
 def test_a_probe_that_is_not_answered(in_world: Any, world_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
