@@ -10,14 +10,23 @@ from .messages import Role
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
-    """One model on one device."""
+    """One model on one device.
+
+    On "cuda" the process sees one card (CUDA_VISIBLE_DEVICES is set before it starts) and `num_blocks` is 0: the worker
+    measures what is left of its share of the card after weights, activations, graphs and rings, and takes that.
+    """
 
     model_folder: str  # holds config.json, safetensors, tokenizer.json
-    device: str  # "cpu"
-    dtype: str  # "float16" (fp16 weights, fp32 activations on the CPU) or "float32"
+    device: str  # "cpu" or "cuda"
+    kernels: str  # "torch" (the CPU path) or "triton"
+    dtype: str  # of the weights: float16, float32, bfloat16, int8; activations: see engine/dtypes.py
     block_size: int
     num_blocks: int
     threads: int
+    deterministic: bool = False  # dense layers on our own GEMM too: same bits whatever shares the batch
+    max_batch: int = 0  # sequences a decode graph must hold at most; 0: no graphs (prefill workers, the CPU)
+    device_memory_share: float = 0.0  # of the card's memory, for this process alone; 0 on the CPU
+    kv_bytes: int = 0  # on cuda: what --kv-memory asked for; 0: all that is left of the share
 
 
 class TransferConfig(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What a device computes. Every op has one plain definition in `reference.py`; here are the ones that run."""
+"""What a device computes. Every op has one plain definition in `reference/`; here is the CPU path, in `gpu/` Triton."""
 
 from .attention import AttentionPlan, paged_attention, plan_attention, store_kv
 from .elementwise import apply_rope, rms_norm, silu_and_mul

@@ -85,6 +85,7 @@ def resolve_engine(
         engine=EngineConfig(
             model_folder=model.folder,
             device=options.device,
+            kernels="torch",
             dtype=dtype,
             block_size=options.block_size,
             num_blocks=num_blocks,

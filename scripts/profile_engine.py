@@ -131,7 +131,7 @@ def main() -> None:
     num_blocks = 16 * CONTEXT // BLOCK_SIZE
     start = time.perf_counter()
     engine = load_engine(
-        EngineConfig(arguments.model_folder, "cpu", arguments.dtype, BLOCK_SIZE, num_blocks, arguments.threads)
+        EngineConfig(arguments.model_folder, "cpu", "torch", arguments.dtype, BLOCK_SIZE, num_blocks, arguments.threads)
     )
     weights = num_layer_weights(engine)
     print(f"loaded in {time.perf_counter() - start:.2f} s; {torch.backends.cpu.get_cpu_capability()}")

@@ -18,7 +18,14 @@ TOKEN_IDS = torch.randint(0, 320, (90,), generator=torch.Generator().manual_seed
 
 
 def config(folder: Path, **changes: object) -> EngineConfig:
-    settings = {"device": "cpu", "dtype": "float32", "block_size": 16, "num_blocks": 128, "threads": 1}
+    settings = {
+        "device": "cpu",
+        "kernels": "torch",
+        "dtype": "float32",
+        "block_size": 16,
+        "num_blocks": 128,
+        "threads": 1,
+    }
     return EngineConfig(model_folder=str(folder), **{**settings, **changes})  # type: ignore[arg-type]
 
 

@@ -29,7 +29,9 @@ def read_cases(name: str) -> list[Case]:
 
 def load(folder: Path, cases: list[Case]) -> Engine:
     tokens = sum(len(case.prompt) + len(case.output) + 16 for case in cases)
-    return load_engine(EngineConfig(str(folder), "cpu", "float32", block_size=16, num_blocks=tokens // 16, threads=1))
+    return load_engine(
+        EngineConfig(str(folder), "cpu", "torch", "float32", block_size=16, num_blocks=tokens // 16, threads=1)
+    )
 
 
 def generate_all(engine: Engine, cases: list[Case]) -> list[list[int]]:

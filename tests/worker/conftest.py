@@ -183,7 +183,7 @@ class House:
         layout = BlockLayout(1, 1, 1, wanted["block_size"], "float32")
         scheduler = SchedulerConfig(wanted["token_budget"], wanted["token_budget"], wanted["max_running"])
         transfer = TransferConfig("tcp", ring_slots=3, slot_bytes=5 * layout.bytes_per_token, lease_s=30.0)
-        engine_config = EngineConfig("", "cpu", "float32", wanted["block_size"], wanted["num_blocks"], 1)
+        engine_config = EngineConfig("", "cpu", "torch", "float32", wanted["block_size"], wanted["num_blocks"], 1)
         network_config = NetworkConfig("", "127.0.0.1", (), "")
         config = WorkerConfig(ref.node_id, (role,), "m", "d", 4096, engine_config, scheduler, transfer, network_config)
         channels = LoopbackChannels(self.network, ref, self.gateway)

@@ -1,34 +1,9 @@
-"""The definition of every op, written to be read: plain torch, no reuse of memory, loops where they are clearer.
-
-The ops that run are checked against these. Shapes: H query heads, KVH key/value heads (H is a multiple of KVH; query
-head h reads key head h // (H // KVH)), D head_dim; `kv_layer` is `[num_blocks, 2, KVH, block_size, D]`.
-"""
+"""Definitions of the ops on the paged cache."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x / sqrt(mean(x²) + eps) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `x` `[num_tokens, heads, D]` by `cos`, `sin` `[num_tokens, D / 2]` (Su et al., 2021).
-
-    Element i of the first half pairs with element i of the second half, as Hugging Face stores the weights.
-    """
-    first, second = x.chunk(2, -1)
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-
-
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """`silu(gate) * up`; `gate_up` is `[num_tokens, 2 * intermediate_size]`, gate first."""
-    gate, up = gate_up.chunk(2, -1)
-    return gate / (1 + torch.exp(-gate)) * up
 
 
 def store_kv(kv_layer: Tensor, key_value: Tensor, slot_mapping: Sequence[int]) -> None:

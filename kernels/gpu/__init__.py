@@ -1,0 +1,1 @@
+"""Triton kernels. Each module: private jit functions, their tuned configurations, and one checked launcher per op."""

@@ -1,0 +1,10 @@
+"""The definition of every op, written to be read: plain torch, no reuse of memory, loops where they are clearer.
+
+The ops that run are checked against these. Shapes: H query heads, KVH key/value heads (H is a multiple of KVH; query
+head h reads key head h // (H // KVH)), D head_dim; `kv_layer` is `[num_blocks, 2, KVH, block_size, D]`.
+"""
+
+from .attention import paged_attention, store_kv
+from .elementwise import apply_rope, rms_norm, silu_and_mul
+
+__all__ = ["apply_rope", "paged_attention", "rms_norm", "silu_and_mul", "store_kv"]

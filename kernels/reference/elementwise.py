@@ -1,0 +1,25 @@
+"""Definitions of the ops between the matrix products."""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x / sqrt(mean(x²) + eps) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `x` `[num_tokens, heads, D]` by `cos`, `sin` `[num_tokens, D / 2]` (Su et al., 2021).
+
+    Element i of the first half pairs with element i of the second half, as Hugging Face stores the weights.
+    """
+    first, second = x.chunk(2, -1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up`; `gate_up` is `[num_tokens, 2 * intermediate_size]`, gate first."""
+    gate, up = gate_up.chunk(2, -1)
+    return gate / (1 + torch.exp(-gate)) * up
