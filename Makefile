@@ -32,6 +32,7 @@ serve: $(STAMPS)/package
 
 test: $(STAMPS)/dev
 	$(VENV)/bin/pytest -m "not slow and not gpu" $(TEST_ARGS)
+	TRITON_INTERPRET=1 $(VENV)/bin/pytest -m "not slow" tests/*/interpreted
 
 check: $(STAMPS)/dev
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
