@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """`bytes` that must cross the device's memory bus, each once, and floating-point operations (a fused one is two)."""
+    """`bytes` that must cross the device's memory bus, each once, and operations (a fused one is two)."""
 
     bytes: int
     flops: int
