@@ -57,6 +57,10 @@ class NetworkConfig(msgspec.Struct, frozen=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
+    """One worker. `context_may_shrink`: nobody asked for `context_length`, so it shrinks to what the pool holds,
+    which is known on "cuda" only when the model is loaded.
+    """
+
     worker_id: str
     roles: tuple[Role, ...]
     served_model: str
@@ -66,6 +70,9 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     scheduler: SchedulerConfig
     transfer: TransferConfig
     network: NetworkConfig
+    context_may_shrink: bool = False
+    device_uuid: str = ""  # of the one card this process sees, as nvidia-smi writes it; "" on the CPU
+    device_name: str = ""  # of that card, for people
     log_level: str = "info"
     debug: bool = False
 

@@ -60,6 +60,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
     context_length: int  # tokens a request may have in all
     max_running: int  # requests this worker takes at a time
     threads: int
+    device_uuid: str = ""  # of its card, as nvidia-smi writes it; "" on the CPU
+    device_name: str = ""  # of its card, for people
+    memory_note: str = ""  # how the size of its KV pool was found, for people; lines
 
 
 # ---- envelope --------------------------------------------------------------------------------------------------
@@ -120,6 +123,7 @@ class Status(_Wire, frozen=True):
     num_kv_bytes_sent: int
     num_kv_bytes_received: int
     num_handover_failures: int  # hand-overs that ended in local computation
+    transports: dict[str, str] = {}  # peer's node id |-> how its KV comes here: of the ring that is there, or would be
 
 
 class Goodbye(_Wire, frozen=True):
