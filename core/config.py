@@ -30,7 +30,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
 
 class TransferConfig(msgspec.Struct, frozen=True):
-    """How KV travels. `transport`: "auto" picks shared memory between workers of one host, else TCP."""
+    """How KV travels. `transport`: "auto" picks the best for each pair (docs/transfer_protocol.md), or one of
+    shared_memory, tcp, gloo, nccl, cuda_ipc, pinned_memory.
+    """
 
     transport: str = "auto"
     ring_slots: int = 16

@@ -10,10 +10,11 @@ Who says what to whom:
                         Flushed
     gateway -> worker   Welcome Refused WhoAreYou Beat PeerJoined PeerLeft  GenerateRequest PrefillRequest AbortRequest
                         CacheSnapshotQuery LedgerQuery FlushCache Drain
-    worker -> worker    RingOffer RingGone KVGrant KVPiece KVCredit KVProgress KVCommit KVAbort
+    worker -> worker    RingOffer RingGone GroupKey KVGrant KVPiece KVCredit KVProgress KVCommit KVAbort
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -22,6 +23,8 @@ from .request import FinishReason, Request
 from .timeline import Timeline
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_GROUP_KEY_CHARACTERS = 256
+MAX_GROUP_VALUE_BYTES = 16 * 1024
 
 
 class _Wire(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -60,6 +63,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
     context_length: int  # tokens a request may have in all
     max_running: int  # requests this worker takes at a time
     threads: int
+    device_kind: str = "cpu"  # "cpu" or "cuda": how KV can travel
+    device_uuid: str = ""  # of the card; "" on the CPU
     device_uuid: str = ""  # of its card, as nvidia-smi writes it; "" on the CPU
     device_name: str = ""  # of its card, for people
     memory_note: str = ""  # how the size of its KV pool was found, for people; lines
@@ -262,8 +267,9 @@ class Flushed(_Wire, frozen=True):
 class RingOffer(_Wire, frozen=True):
     """The receiver made a staging ring for one sender incarnation. The number of slots is the number of credits.
 
-    `transport` is "shared_memory" (then `ring_name` names a file in the common run directory: hexadecimal, checked)
-    or "tcp" (then slots exist only as credits).
+    `transport` and `ring_name`: "shared_memory" and "pinned_memory": the name of a file in the common run directory,
+    hexadecimal, checked; "cuda_ipc": the handle of device memory and the card it is on, checked; "gloo" and "nccl": "",
+    the two form a group of their own through GroupKey; "tcp": "", slots exist only as credits.
     """
 
     ring_id: int
@@ -274,9 +280,20 @@ class RingOffer(_Wire, frozen=True):
 
 
 class RingGone(_Wire, frozen=True):
-    """The sender gave the ring up (it cannot attach, or a credit is missing too long): the next offer is a new one."""
+    """One side gave the ring up (it cannot attach, a credit is missing too long, the group broke).
+
+    What used it ends; the next hand-over gets a new one.
+    """
 
     ring_id: int
+
+
+class GroupKey(_Wire, frozen=True):
+    """One entry of the store through which the two ends of a "gloo" or "nccl" ring find each other."""
+
+    ring_id: int
+    key: Annotated[str, msgspec.Meta(max_length=MAX_GROUP_KEY_CHARACTERS)]
+    value: Annotated[bytes, msgspec.Meta(max_length=MAX_GROUP_VALUE_BYTES)]
 
 
 class KVGrant(_Wire, frozen=True):
@@ -362,6 +379,7 @@ Message = (
     | Flushed
     | RingOffer
     | RingGone
+    | GroupKey
     | KVGrant
     | KVPiece
     | KVCredit
