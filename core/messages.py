@@ -52,7 +52,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
     ref: NodeRef
     roles: tuple[Role, ...]
     pid: int
-    device: str
+    device: str  # for people: "cpu", "NVIDIA H200"
     model: str  # served model name
     model_digest: str  # of the weights, dtype and tokenizer: workers that differ are refused
     wire_digest: str  # BlockLayout.wire_digest: whose pieces this worker can place
@@ -64,9 +64,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
     max_running: int  # requests this worker takes at a time
     threads: int
     device_kind: str = "cpu"  # "cpu" or "cuda": how KV can travel
-    device_uuid: str = ""  # of the card; "" on the CPU
     device_uuid: str = ""  # of its card, as nvidia-smi writes it; "" on the CPU
-    device_name: str = ""  # of its card, for people
     memory_note: str = ""  # how the size of its KV pool was found, for people; lines
 
 
