@@ -1,6 +1,7 @@
 """What every launcher shares: checks that name the argument, and compile options that do not depend on defaults."""
 
 import os
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -27,3 +28,20 @@ def require_tensor(name: str, tensor: Tensor, shape: tuple[int | None, ...], *dt
 def compile_options(num_warps: int, num_stages: int) -> dict[str, int | bool]:
     """Keyword arguments of a launch. Fusing multiply and add is said explicitly: the default flips in triton 3.10."""
     return {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
+
+
+@cache
+def capability_of(device: torch.device) -> int:
+    """80, 90 or 100: the family whose configurations fit this device (90 under the interpreter)."""
+    if INTERPRETED or device.type != "cuda":
+        return 90
+    major, _ = torch.cuda.get_device_capability(device)
+    return {9: 90, 10: 100}.get(major, 80)
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors, for grids that fill the device once (2 under the interpreter)."""
+    if INTERPRETED or device.type != "cuda":
+        return 2
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
