@@ -6,5 +6,17 @@ head h reads key head h // (H // KVH)), D head_dim; `kv_layer` is `[num_blocks, 
 
 from .attention import paged_attention, store_kv
 from .elementwise import apply_rope, rms_norm, silu_and_mul
+from .gemm import int8_linear, linear, moe_forward, quantize_int8, route_experts
 
-__all__ = ["apply_rope", "paged_attention", "rms_norm", "silu_and_mul", "store_kv"]
+__all__ = [
+    "apply_rope",
+    "int8_linear",
+    "linear",
+    "moe_forward",
+    "paged_attention",
+    "quantize_int8",
+    "rms_norm",
+    "route_experts",
+    "silu_and_mul",
+    "store_kv",
+]

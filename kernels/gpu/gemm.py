@@ -1,0 +1,350 @@
+"""Dense matrix products whose rows do not depend on each other's number or place: the same bits in any batch.
+
+How one output element is computed depends on K, M, the dtypes and the chip only, never on N:
+
+- K is cut into `num_segments` segments. Each is summed from zero by the tensor core, in steps of `block_k`, and the
+  segments' sums are added to zero in order, in fp32; then bias, then rounding.
+- With few rows a program has one segment of one tile, so that a small weight is read by enough programs at once,
+  and a second kernel adds the segments. With many rows a program walks all segments of its tile itself. Both
+  orders of work add the same numbers in the same order.
+- Tiles of 64 and of more rows multiply with the same instruction: rows are its first operand, so on sm_90 every
+  tile is made of `wgmma.m64n128k16`, on sm_80 of `mma.m16n8k16`, on sm_100 of one tcgen05 shape (tiles of 128 rows
+  only). `tests/kernels/test_compiled_gemm.py` reads that from the PTX.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .compiling import KernelSpec
+from .cost import OpCost
+from .launching import INTERPRETED, compile_options, require, require_tensor
+from .model_shapes import ModelShape
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_WANTED_PROGRAMS = 120  # about one for each of the 132 SMs of an H200 (108 of an A100)
+_MIN_SEGMENT = 256  # elements of K; a shorter segment costs more to add than it gains
+_SUM_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """The tile of one program, and how it is compiled."""
+
+    block_rows: int  # rows of x
+    block_cols: int  # rows of the weight, columns of the output
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinearConfig:
+    """One launch: its tile, the segments of K, and whether each program has one of them or all."""
+
+    tile: TileConfig
+    num_segments: int
+    segment_steps: int  # steps of block_k in a segment; the last one may be shorter
+    is_split: bool
+
+
+@cache
+def capability_of(device: torch.device) -> int:
+    """80, 90 or 100: the family whose configurations fit this device (90 under the interpreter)."""
+    if INTERPRETED or device.type != "cuda":
+        return 90
+    major, _ = torch.cuda.get_device_capability(device)
+    return {9: 90, 10: 100}.get(major, 80)
+
+
+def tiles_for(dtype: torch.dtype, capability: int, *, one_segment: bool) -> tuple[TileConfig, ...]:
+    """The tiles that give the same bits, fewest rows first. `one_segment`: no second accumulator is needed."""
+    if dtype == torch.float32:
+        return (TileConfig(32, 64, 32, num_warps=4, num_stages=3),)
+    if capability == 100:
+        return (TileConfig(128, 128, 64, num_warps=8, num_stages=4),)
+    if capability == 80:
+        return TileConfig(64, 128, 64, num_warps=4, num_stages=5), TileConfig(128, 128, 64, num_warps=8, num_stages=4)
+    few, many = TileConfig(64, 128, 64, num_warps=4, num_stages=4), TileConfig(128, 128, 64, num_warps=8, num_stages=4)
+    return (few, many, TileConfig(256, 128, 64, num_warps=8, num_stages=4)) if one_segment else (few, many)
+
+
+def segments_of(in_features: int, out_features: int, tile: TileConfig) -> tuple[int, int]:
+    """(number of segments, steps in each) for a weight `[out_features, in_features]`: enough programs for one row."""
+    steps = cdiv(in_features, tile.block_k)
+    wanted = cdiv(_WANTED_PROGRAMS, cdiv(out_features, tile.block_cols))
+    segment_steps = max(cdiv(steps, wanted), _MIN_SEGMENT // tile.block_k)
+    return cdiv(steps, segment_steps), segment_steps
+
+
+def linear_config(
+    num_rows: int, in_features: int, out_features: int, dtype: torch.dtype, capability: int
+) -> LinearConfig:
+    """The launch for `x` `[num_rows, in_features]`. Bits depend on all arguments but `num_rows`."""
+    few = tiles_for(dtype, capability, one_segment=False)[0]
+    num_segments, segment_steps = segments_of(in_features, out_features, few)
+    tile = few
+    for wider in tiles_for(dtype, capability, one_segment=num_segments == 1)[1:]:
+        if num_rows > tile.block_rows and _programs(wider, num_rows, out_features) >= _WANTED_PROGRAMS:
+            tile = wider
+    is_split = num_segments > 1 and _programs(tile, num_rows, out_features) < _WANTED_PROGRAMS
+    return LinearConfig(tile, num_segments, segment_steps, is_split)
+
+
+def _programs(tile: TileConfig, num_rows: int, out_features: int) -> int:
+    return cdiv(num_rows, tile.block_rows) * cdiv(out_features, tile.block_cols)
+
+
+def cdiv(dividend: int, divisor: int) -> int:
+    """Division rounded up."""
+    return -(-dividend // divisor)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`x @ weight.T + bias`, `[N, M]`; each row has the same bits whatever N is and wherever it lies.
+
+    `x` is `[N, K]` with any row stride, `weight` `[M, K]` contiguous, as Hugging Face stores it, both of one float
+    dtype; `bias` `[M]` may have another. Sums are in fp32 and rounded once, to `out_dtype` (default: x's).
+    `out` is `[N, M]` with any row stride. Raises ValueError for what does not fit.
+    """
+    num_rows, in_features, out_features = check_linear(x, weight, bias)
+    require(weight.dtype == x.dtype, f"weight is {weight.dtype}, x is {x.dtype}")
+    out = check_out(out, x, out_features, out_dtype)
+    if num_rows == 0:
+        return out
+    config = linear_config(num_rows, in_features, out_features, x.dtype, capability_of(x.device))
+    tile = config.tile
+    grid = (_programs(tile, num_rows, out_features), config.num_segments if config.is_split else 1)
+    options = compile_options(tile.num_warps, tile.num_stages)
+    constants = _constants(config, in_features)
+    target = out
+    if config.is_split:
+        target = torch.empty((config.num_segments, num_rows, out_features), dtype=torch.float32, device=x.device)
+    sizes = (num_rows, in_features, out_features, x.stride(0), target.stride(-2))
+    _linear_kernel[grid](
+        x, weight, None if config.is_split else bias, target, *sizes, config.segment_steps, **constants, **options
+    )
+    if config.is_split:
+        sum_segments(target, None, bias, out)
+    return out
+
+
+def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int, int]:
+    """(N, K, M) of a product; raises ValueError for what does not fit."""
+    require_tensor("x", x, (None, None), *FLOAT_DTYPES)
+    num_rows, in_features = x.shape
+    require(in_features > 0, "x has no columns")
+    require_tensor("weight", weight, (None, in_features))
+    require(weight.is_contiguous() and weight.shape[0] > 0, "weight must be contiguous, with at least one row")
+    require(x.stride(1) == 1 or in_features == 1, "x's rows must be contiguous")
+    require(weight.device == x.device, f"weight is on {weight.device}, x on {x.device}")
+    if bias is not None:
+        require_tensor("bias", bias, (weight.shape[0],), *FLOAT_DTYPES)
+        require(bias.is_contiguous() and bias.device == x.device, "bias must be contiguous and on x's device")
+    return num_rows, in_features, weight.shape[0]
+
+
+def check_out(out: Tensor | None, x: Tensor, out_features: int, out_dtype: torch.dtype | None) -> Tensor:
+    """`out` if it fits, else a new tensor; raises ValueError."""
+    if out is None:
+        return torch.empty((x.shape[0], out_features), dtype=out_dtype or x.dtype, device=x.device)
+    require_tensor("out", out, (x.shape[0], out_features), *((out_dtype,) if out_dtype else FLOAT_DTYPES))
+    require(out.stride(1) == 1 or out_features == 1, "out's rows must be contiguous")
+    require(out.device == x.device, f"out is on {out.device}, x on {x.device}")
+    return out
+
+
+def sum_segments(partials: Tensor, scale: Tensor | None, bias: Tensor | None, out: Tensor) -> None:
+    """`out = (partials[0] + partials[1] + ...) * scale + bias`, added in this order; partials are `[S, N, M]` fp32."""
+    num_segments, num_rows, out_features = partials.shape
+    grid = (num_rows, cdiv(out_features, _SUM_BLOCK))
+    _sum_segments_kernel[grid](
+        partials, scale, bias, out, num_rows, out_features, out.stride(0),
+        NUM_SEGMENTS=num_segments, BLOCK=_SUM_BLOCK, **compile_options(2, 1),
+    )  # fmt: skip
+
+
+@triton.jit
+def tile_of(program, num_rows, num_cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(row tile, column tile) of a program: eight row tiles side by side, so that they find the weight in L2."""
+    row_tiles = tl.cdiv(num_rows, BLOCK_ROWS)
+    per_group = 8 * tl.cdiv(num_cols, BLOCK_COLS)
+    first_row_tile = program // per_group * 8
+    group_rows = tl.minimum(row_tiles - first_row_tile, 8)
+    within = program % per_group
+    return first_row_tile + within % group_rows, within // group_rows
+
+
+@triton.jit
+def dot_range(  # type: ignore[no-untyped-def]
+    x_tile, weight_tile, row_mask, ks, first_step, last_step, K,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """Sum of the products of steps first_step to last_step. The tiles are pointers at K = 0: `[rows, BLOCK_K]` and
+    `[BLOCK_K, cols]`."""
+    x_tile += first_step * BLOCK_K
+    weight_tile += first_step * BLOCK_K
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+    for step in range(first_step, last_step):
+        if EVEN_K:
+            x = tl.load(x_tile, mask=row_mask[:, None], other=0.0)
+            weight = tl.load(weight_tile)
+        else:
+            inside = ks < K - step * BLOCK_K
+            x = tl.load(x_tile, mask=row_mask[:, None] & inside[None, :], other=0.0)
+            weight = tl.load(weight_tile, mask=inside[:, None], other=0.0)
+        total = tl.dot(x, weight, total, input_precision="ieee")
+        x_tile += BLOCK_K
+        weight_tile += BLOCK_K
+    return total
+
+
+@triton.jit
+def finish(total, factor, addend):  # type: ignore[no-untyped-def]
+    """`total * factor + addend`, fused explicitly so that every kernel that ends a product rounds alike."""
+    if factor is not None:
+        if addend is not None:
+            total = tl.fma(total, tl.broadcast_to(factor, total.shape), tl.broadcast_to(addend, total.shape))
+        else:
+            total *= factor
+    elif addend is not None:
+        total += addend
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear_kernel(  # type: ignore[no-untyped-def]
+    x, weight, bias, out, num_rows, K, M, x_stride, out_stride, segment_steps,
+    NUM_SEGMENTS: tl.constexpr, IS_SPLIT: tl.constexpr, EVEN_K: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # grid: [row tiles * column tiles, segments if IS_SPLIT else 1]
+    row_tile, col_tile = tile_of(tl.program_id(0), num_rows, M, BLOCK_ROWS, BLOCK_COLS)
+    rows = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    cols = col_tile * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    ks = tl.arange(0, BLOCK_K)
+    row_mask = rows < num_rows
+    x_tile = x + rows.to(tl.int64)[:, None] * x_stride + ks[None, :]
+    # Columns past the end read the last row of the weight again: their sums are not stored.
+    weight_tile = weight + tl.minimum(cols, M - 1).to(tl.int64)[None, :] * K + ks[:, None]
+    steps = tl.cdiv(K, BLOCK_K)
+    if IS_SPLIT:
+        segment = tl.program_id(1)
+        out += segment.to(tl.int64) * num_rows * M
+        first = segment * segment_steps
+        last = tl.minimum(first + segment_steps, steps)
+        total = dot_range(x_tile, weight_tile, row_mask, ks, first, last, K, BLOCK_ROWS, BLOCK_COLS, BLOCK_K, EVEN_K)
+    elif NUM_SEGMENTS == 1:
+        total = dot_range(x_tile, weight_tile, row_mask, ks, 0, steps, K, BLOCK_ROWS, BLOCK_COLS, BLOCK_K, EVEN_K)
+    else:
+        total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+        for first in range(0, steps, segment_steps):
+            last = tl.minimum(first + segment_steps, steps)
+            total += dot_range(
+                x_tile, weight_tile, row_mask, ks, first, last, K, BLOCK_ROWS, BLOCK_COLS, BLOCK_K, EVEN_K
+            )
+    col_mask = cols < M
+    if bias is not None:
+        total = finish(total, None, tl.load(bias + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :])
+    out_tile = out + rows.to(tl.int64)[:, None] * out_stride + cols[None, :]
+    tl.store(out_tile, total.to(out.dtype.element_ty), mask=row_mask[:, None] & col_mask[None, :])
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _sum_segments_kernel(  # type: ignore[no-untyped-def]
+    partials, scale, bias, out, num_rows, M, out_stride, NUM_SEGMENTS: tl.constexpr, BLOCK: tl.constexpr
+):
+    # grid: [rows, blocks of columns]
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < M
+    total = tl.zeros((BLOCK,), tl.float32)
+    for segment in tl.static_range(NUM_SEGMENTS):
+        total += tl.load(partials + (segment * num_rows + row) * M + cols, mask=mask, other=0.0)
+    factor = None if scale is None else tl.load(scale + cols, mask=mask, other=0.0)
+    addend = None if bias is None else tl.load(bias + cols, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + cols, finish(total, factor, addend).to(out.dtype.element_ty), mask=mask)
+
+
+def _constants(config: LinearConfig, in_features: int) -> dict[str, Any]:
+    return tile_constants(config.tile, in_features) | {
+        "NUM_SEGMENTS": config.num_segments,
+        "IS_SPLIT": config.is_split,
+    }
+
+
+def tile_constants(tile: TileConfig, in_features: int) -> dict[str, Any]:
+    """The tl.constexpr arguments that every kernel with such a tile has."""
+    return {
+        "EVEN_K": in_features % tile.block_k == 0,
+        "BLOCK_ROWS": tile.block_rows,
+        "BLOCK_COLS": tile.block_cols,
+        "BLOCK_K": tile.block_k,
+    }
+
+
+def linear_spec(
+    num_rows: int, in_features: int, out_features: int, dtype: torch.dtype, capability: int, out_dtype: str = ""
+) -> KernelSpec:
+    """The launch of `linear` for `x` `[num_rows, in_features]`, without bias."""
+    config = linear_config(num_rows, in_features, out_features, dtype, capability)
+    element = TYPE_NAMES[dtype]
+    sizes = {"K": in_features, "M": out_features, "x_stride": in_features, "out_stride": out_features}
+    pointers = {
+        "x": f"*{element}",
+        "weight": f"*{element}",
+        "out": "*fp32" if config.is_split else f"*{out_dtype or element}",
+    }
+    return KernelSpec(
+        name=f"linear {in_features} to {out_features}, {num_rows} rows",
+        function=_linear_kernel,
+        arguments=pointers | dict.fromkeys(("num_rows", *sizes, "segment_steps"), "i32"),
+        constants=_constants(config, in_features) | {"bias": None},
+        num_warps=config.tile.num_warps,
+        num_stages=config.tile.num_stages,
+        aligned=tuple(name for name, size in sizes.items() if size % 16 == 0),
+        uses_tensor_cores=dtype != torch.float32,
+        is_memory_bound=num_rows <= 64,
+    )
+
+
+def kernel_specs(shape: ModelShape, capability: int, dtype: torch.dtype = torch.bfloat16) -> list[KernelSpec]:
+    """Every launch of a model's dense products: one row, a middling batch, a long prompt. lm_head returns fp32."""
+    specs = []
+    for name, (in_features, out_features) in linear_shapes(shape).items():
+        out_dtype = "fp32" if name == "lm_head" else ""
+        for num_rows in (1, 256, 8192):
+            specs.append(linear_spec(num_rows, in_features, out_features, dtype, capability, out_dtype))
+    return specs
+
+
+def linear_cost(num_rows: int, in_features: int, out_features: int, item_size: int = 2) -> OpCost:
+    """Weight, input and output each once."""
+    items = in_features * out_features + num_rows * (in_features + out_features)
+    return OpCost(items * item_size, 2 * num_rows * in_features * out_features)
+
+
+def linear_shapes(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """name |-> (K, M) of a model's dense products."""
+    heads = shape.num_heads * shape.head_dim
+    shapes = {
+        "qkv": (shape.hidden_size, heads + 2 * shape.num_kv_heads * shape.head_dim),
+        "o": (heads, shape.hidden_size),
+        "lm_head": (shape.hidden_size, shape.vocab_size),
+    }
+    if shape.num_experts:
+        return shapes | {"router": (shape.hidden_size, shape.num_experts)}
+    gate_up, down = (shape.hidden_size, 2 * shape.intermediate_size), (shape.intermediate_size, shape.hidden_size)
+    return shapes | {"gate_up": gate_up, "down": down}
