@@ -29,7 +29,10 @@ class ChildSpec(msgspec.Struct, frozen=True):
 
     @property
     def environment(self) -> dict[str, str]:
-        """torch reads these while it is imported, so they must be set before the process starts.
+        """torch and CUDA read these while they start, so they must be set before the process does.
+
+        A worker sees its own card and no other, by UUID: indices may mean other cards to other programs. On the CPU it
+        sees none, so that nothing there takes memory of a card.
 
         Passive waiting: with two threads a spinning barrier keeps the core that the gateway, or the other thread, needs
         to get there (1.7 times the throughput of a colocated worker on 2 cores, docs/performance.md).
@@ -37,7 +40,13 @@ class ChildSpec(msgspec.Struct, frozen=True):
         if isinstance(self.config, GatewayConfig):
             return dict(os.environ)
         threads = str(self.config.engine.threads)
-        return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "OMP_WAIT_POLICY": "passive",
+            "CUDA_VISIBLE_DEVICES": self.config.device_uuid,
+        }
 
 
 def child_spec(config: GatewayConfig | WorkerConfig) -> ChildSpec:

@@ -12,15 +12,16 @@ from cyclopts import App, CycloptsError, Parameter
 from .. import __version__
 from ..core.errors import BatonError, ConfigurationError
 from ..core.messages import Role
-from .options import CommonFlags, EngineFlags, GatewayFlags
+from .options import CommonFlags, EngineFlags, GatewayFlags, PoolFlags
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
+Pools = Annotated[PoolFlags, Parameter(name="*")]
 Engine = Annotated[EngineFlags, Parameter(name="*")]
 Gateway = Annotated[GatewayFlags, Parameter(name="*")]
 Common = Annotated[CommonFlags, Parameter(name="*")]
 
-_ENGINE, _GATEWAY, _COMMON = EngineFlags(), GatewayFlags(), CommonFlags()
+_POOLS, _ENGINE, _GATEWAY, _COMMON = PoolFlags(), EngineFlags(), GatewayFlags(), CommonFlags()
 
 app = App(
     name="baton",
@@ -37,8 +38,7 @@ def serve(
     model: str | None = None,
     /,
     *,
-    prefill: int = 1,
-    decode: int = 1,
+    pools: Pools = _POOLS,
     engine: Engine = _ENGINE,
     gateway: Gateway = _GATEWAY,
     common: Common = _COMMON,
@@ -49,14 +49,10 @@ def serve(
     ----------
     model
         Nothing (SmolLM2-135M-Instruct), a folder, a .gguf file, or hf:ORG/NAME.
-    prefill
-        Prefill workers; 0 serves colocated, each decode worker computes its prompts itself.
-    decode
-        Decode workers.
     """
     from .serve import serve as run
 
-    run(model, prefill, decode, engine, gateway, common)
+    run(model, pools, engine, gateway, common)
     return 0
 
 
@@ -79,7 +75,7 @@ def gateway_command(
     key_file
         Keys of the cluster; made when the file does not exist. Copy it to the workers' machines.
     dtype
-        Weights of its workers: auto, float16 or float32. A worker that differs is refused.
+        Weights of its workers; auto is what a worker on this machine would choose. A worker that differs is refused.
     """
     from .serve import serve_gateway
 

@@ -11,6 +11,8 @@ from typing import TextIO
 import msgspec
 
 from ..vocab.source import default_cache_dir
+from .compute import obstacles
+from .gpus import Gpu
 from .machine import Machine, describe_machine
 from .options import GatewayFlags
 from .serve import ring_size
@@ -72,7 +74,6 @@ def package_finding(name: str) -> Finding:
 def machine_findings(machine: Machine) -> list[Finding]:
     small = machine.memory < MIN_MEMORY
     matmul = "fp16 weights through FBGEMM" if machine.has_fbgemm else "float32 weights (FBGEMM is for x86-64 only)"
-    gpu = "an NVIDIA GPU is here, but this version computes on the CPU" if machine.has_gpu else "none found"
     return [
         Finding("system", f"{machine.system} {machine.architecture}, {machine.cores} usable core(s)"),
         Finding(
@@ -81,8 +82,35 @@ def machine_findings(machine: Machine) -> list[Finding]:
             "close something, or raise the container's limit" if small else "",
         ),
         Finding("matmul", matmul),
-        Finding("gpu", gpu),
+        *gpu_findings(machine),
     ]
+
+
+def gpu_findings(machine: Machine) -> list[Finding]:
+    """Cards, and whether torch and Triton can use them. On a machine without a card nothing else matters."""
+    cards = machine.cards
+    if not cards.gpus:
+        return [Finding("gpu", f"none: {cards.problem}", cards.fix)]
+    facts = {
+        "driver": f"NVIDIA {cards.driver}",
+        "torch": f"built for CUDA {machine.torch_cuda}",
+        "triton": "installed",
+        "compiler": "a C compiler and Python's headers, for Triton",
+    }
+    in_the_way = {obstacle.topic: obstacle for obstacle in obstacles(machine)}
+    findings = [Finding("gpu", f"{gpu.text}, sm_{gpu.capability}, {_free(gpu)}") for gpu in cards.gpus]
+    for topic, fact in facts.items():
+        obstacle = in_the_way.get(topic)
+        findings.append(
+            Finding(f"gpu {topic}", obstacle.problem if obstacle else fact, obstacle.fix if obstacle else "")
+        )
+    return findings
+
+
+def _free(gpu: Gpu) -> str:
+    if not gpu.total_bytes:
+        return "memory unknown"
+    return f"{format_size(gpu.free_bytes)} of {format_size(gpu.total_bytes)} free"
 
 
 def shared_memory_finding(folder: Path) -> Finding:

@@ -13,20 +13,23 @@ from ..core.messages import Role
 from ..transfer.keys import ClusterKeys
 from .child import MAX_CONFIG_BYTES
 from .child_process import child_spec
-from .machine import describe_machine
+from .compute import Compute, resolve_compute, resolve_device
+from .machine import Machine, describe_machine
 from .network import address_towards
 from .options import (
     LOG_LEVELS,
     CommonFlags,
     EngineFlags,
+    EngineOptions,
     HostPort,
     parse_engine_options,
     parse_host_port,
     require_choice,
 )
-from .resolve import resolve_engine
+from .placement import choose_gpus, place_workers
+from .resolve import require_weights_fit, resolve_engine
 from .serve import find_model, write_line
-from .topology import worker_config
+from .topology import WorkerPlace, worker_config
 
 
 def join(
@@ -56,12 +59,14 @@ def joined_worker_config(
 ) -> WorkerConfig:
     if any(gateway.port == 0 for gateway in gateways):
         raise ConfigurationError("--join needs the port that the launcher printed, not 0.")
+    options, machine = parse_engine_options(engine), describe_machine()
+    compute, place = place_joined(role, options, machine)
     facts = find_model(model)
-    machine = describe_machine()
     # Over loopback the server's own workers compute on this machine already: half of the cores are theirs.
     threads_taken = machine.cores // 2 if gateways[0].is_loopback else 0
-    resolved = resolve_engine(parse_engine_options(engine), machine, facts, 1, threads_taken)
-    for line in resolved.explanation:
+    resolved = resolve_engine(options, compute, machine, facts, 1, threads_taken)
+    require_weights_fit(facts, compute.dtype, [place.slot] if place.slot else [])
+    for line in (*compute.notes, *resolved.explanation):
         write_line(line)
     network = NetworkConfig(
         run_dir="",
@@ -69,9 +74,22 @@ def joined_worker_config(
         join=tuple(f"tcp://{gateway.text}" for gateway in gateways),
         key_file=str(key_file.absolute()),
     )
-    worker_id = f"{role}-{secrets.token_hex(3)}"
     log_level = "debug" if common.debug else common.log_level
-    return worker_config(worker_id, role, facts.name, facts, resolved, network, log_level)
+    return worker_config(place, facts.name, facts, resolved, network, log_level)
+
+
+def place_joined(role: Role, options: EngineOptions, machine: Machine) -> tuple[Compute, WorkerPlace]:
+    """One worker: on the card that --device names, else on the one with the most free memory, or on the CPU."""
+    worker_id = f"{role}-{secrets.token_hex(3)}"
+    device, _ = resolve_device(options.device, machine)
+    if device == "cpu":
+        return resolve_compute(options, machine), WorkerPlace(worker_id, role)
+    cards = choose_gpus("--device", options.card, machine.cards.gpus) or machine.cards.gpus
+    card = max(cards, key=lambda gpu: gpu.free_bytes)  # the first one among equals
+    placement = place_workers(0, 1, [card])
+    for line in (*placement.warnings, f"card: {placement.decode[0].share:.0%} of {card.text}"):
+        write_line(line)
+    return resolve_compute(options, machine.with_gpus((card,))), WorkerPlace(worker_id, role, placement.decode[0])
 
 
 def become_worker(config: WorkerConfig) -> None:

@@ -1,12 +1,17 @@
-"""What this machine has: read once, handed to `resolve` as plain numbers. No torch."""
+"""What this machine has: read once, handed to `resolve` as plain numbers. No torch is imported for it."""
 
 import os
 import platform
+import re
+import shutil
+import sys
+import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
-_GPU_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl")
+from .gpus import Gpu, GpuListing, list_gpus
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -16,12 +21,20 @@ class Machine(msgspec.Struct, frozen=True):
     memory: int
     architecture: str  # platform.machine(): "x86_64", "aarch64", "arm64"
     system: str  # platform.system(): "Linux", "Darwin"
-    has_gpu: bool
+    cards: GpuListing = GpuListing()
+    torch_cuda: str = ""  # CUDA version that torch was built for: "13.0"; "" for a CPU build, or where torch is absent
+    has_triton: bool = False
+    missing_for_triton: tuple[str, str] | None = None  # what it needs to build its launcher, and the apt package
+    interprets_triton: bool = False  # TRITON_INTERPRET=1: kernels run as Python, for developers
 
     @property
     def has_fbgemm(self) -> bool:
         """torch's fp16 CPU matmul comes with FBGEMM, which exists for x86-64 only."""
         return self.architecture in ("x86_64", "AMD64")
+
+    def with_gpus(self, gpus: tuple[Gpu, ...]) -> "Machine":
+        """As if these cards were all there are."""
+        return msgspec.structs.replace(self, cards=msgspec.structs.replace(self.cards, gpus=gpus))
 
 
 def describe_machine() -> Machine:
@@ -30,8 +43,36 @@ def describe_machine() -> Machine:
         memory=available_memory(),
         architecture=platform.machine(),
         system=platform.system(),
-        has_gpu=any(Path(device).exists() for device in _GPU_DEVICES),
+        cards=list_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")),
+        torch_cuda=torch_cuda_version(),
+        has_triton=find_spec("triton") is not None,
+        missing_for_triton=missing_for_triton(),
+        interprets_triton=os.environ.get("TRITON_INTERPRET", "") == "1",
     )
+
+
+def torch_cuda_version(folder: Path | None = None) -> str:
+    """Read from torch's own version file: importing it takes seconds and hundreds of MB."""
+    if folder is None:
+        spec = find_spec("torch")
+        if spec is None or not spec.submodule_search_locations:
+            return ""
+        folder = Path(spec.submodule_search_locations[0])
+    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", _read(folder / "version.py"), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def missing_for_triton(include: Path | None = None) -> tuple[str, str] | None:
+    """Triton builds a small C module for the driver when it first runs: what is missing for that, and its package."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "a C compiler", "gcc"
+    if include is None:
+        scheme = sysconfig.get_default_scheme()
+        # Debian's scheme for local packages has no headers; Triton looks where this looks.
+        include = Path(sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme))
+    if not (include / "Python.h").exists():
+        return f"Python's headers ({include}/Python.h)", f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+    return None
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

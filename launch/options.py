@@ -10,8 +10,9 @@ from ..core.errors import ConfigurationError
 from ..core.layout import BLOCK_SIZES
 from .sizes import parse_size
 
-DTYPES = ("auto", "float16", "float32")
-TRANSPORTS = ("auto", "shared_memory", "tcp")
+DTYPES = ("auto", "bfloat16", "float16", "float32", "int8")
+KERNELS = ("auto", "torch", "triton")
+TRANSPORTS = ("auto", "shared_memory", "tcp", "gloo", "nccl", "cuda_ipc", "pinned_memory")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -21,10 +22,16 @@ class EngineFlags:
     """Flags that every command with a worker takes, as typed."""
 
     device: str = "auto"
-    "Where the model runs: auto or cpu."
+    "Where the model runs: auto (a GPU where there is one), cpu, cuda, or one card: cuda:1."
+
+    kernels: str = "auto"
+    "Who computes: auto, torch (the CPU path) or triton (Baton's GPU kernels)."
 
     dtype: str = "auto"
-    "Weights: auto, float16 or float32 (exact, slower)."
+    "Weights: auto, bfloat16 or int8 (GPU), float16, float32 (exact, slower)."
+
+    deterministic: Annotated[bool, Parameter(negative="")] = False
+    "The same bits whatever else runs, on a GPU: dense layers on Baton's own kernels too."
 
     block_size: int = 16
     "Tokens in a KV-cache block: a power of two up to 128."
@@ -45,7 +52,24 @@ class EngineFlags:
     "Tokens one step of a worker computes at most."
 
     transport: str = "auto"
-    "How KV travels between workers: auto, shared_memory or tcp."
+    "How KV travels between workers: auto, shared_memory, tcp, gloo (CPU), nccl, cuda_ipc or pinned_memory (GPU)."
+
+
+@dataclass(frozen=True)
+class PoolFlags:
+    """Which workers `baton serve` starts, and where, as typed."""
+
+    prefill: int = 1
+    "Prefill workers; 0 serves colocated, each decode worker computes its prompts itself."
+
+    decode: int = 1
+    "Decode workers."
+
+    prefill_devices: str = "auto"
+    "Cards of the prefill workers, for example 0,1: indices or UUIDs, dealt out in turn."
+
+    decode_devices: str = "auto"
+    "Cards of the decode workers."
 
 
 @dataclass(frozen=True)
@@ -88,6 +112,9 @@ class EngineOptions(msgspec.Struct, frozen=True):
     max_running: int | None
     token_budget: int | None
     transport: str
+    kernels: str = "auto"
+    deterministic: bool = False
+    card: str = "auto"  # the only card to use: its index or UUID
 
 
 class HostPort(msgspec.Struct, frozen=True):
@@ -107,11 +134,8 @@ class HostPort(msgspec.Struct, frozen=True):
 
 def parse_engine_options(flags: EngineFlags) -> EngineOptions:
     """Check the flags one by one. Raises ConfigurationError naming the first one that cannot be."""
-    require_choice("--device", flags.device, DEVICES)
-    if flags.device == "cuda":
-        raise ConfigurationError(
-            "--device cuda: this version computes on the CPU only; the GPU kernels come later. Use --device cpu."
-        )
+    device, card = _device(flags.device)
+    require_choice("--kernels", flags.kernels, KERNELS)
     require_choice("--dtype", flags.dtype, DTYPES)
     require_choice("--transport", flags.transport, TRANSPORTS)
     if flags.block_size not in BLOCK_SIZES:
@@ -120,7 +144,7 @@ def parse_engine_options(flags: EngineFlags) -> EngineOptions:
             f"--block-size {flags.block_size} is not a power of two up to 128. Use one of {sizes}."
         )
     return EngineOptions(
-        device="cpu",
+        device=device,
         dtype=flags.dtype,
         block_size=flags.block_size,
         kv_memory=None if flags.kv_memory == "auto" else parse_size(flags.kv_memory, "--kv-memory"),
@@ -129,6 +153,9 @@ def parse_engine_options(flags: EngineFlags) -> EngineOptions:
         max_running=_count("--max-running", flags.max_running),
         token_budget=_count("--token-budget", flags.token_budget),
         transport=flags.transport,
+        kernels=flags.kernels,
+        deterministic=flags.deterministic,
+        card=card,
     )
 
 
@@ -149,6 +176,15 @@ def parse_host_port(option: str, text: str) -> HostPort:
         raise ConfigurationError(f"{option} {text!r} is not an address. Write HOST:PORT, for example 127.0.0.1:8001.")
     require_port(option, int(port))
     return HostPort(host.strip("[]"), int(port))
+
+
+def _device(text: str) -> tuple[str, str]:
+    """`cuda:1` -> ("cuda", "1")."""
+    device, colon, card = text.partition(":")
+    if colon and (device != "cuda" or not card or "," in card):
+        raise ConfigurationError(f"--device {text!r} is not known. Name one card as cuda:0, or by UUID: cuda:GPU-1a2b.")
+    require_choice("--device", device, DEVICES)
+    return device, card or "auto"
 
 
 def _count(option: str, text: str) -> int | None:

@@ -1,17 +1,22 @@
 """Turn "auto" into numbers: (options, machine, model) -> frozen configs. Pure; the arithmetic comes back as text.
 
-A KV budget is found in this order: memory left after the weights of all workers, a share of it for KV, divided
-among the workers, at most `MAX_AUTO_KV_BYTES` each. The context is the model's, or what the pool holds if that is less.
+A KV budget on the CPU is found in this order: memory left after the weights of all workers, a share of it for KV,
+divided among the workers, at most `MAX_AUTO_KV_BYTES` each. On a GPU each worker measures what is left of its share of
+the card (engine/memory.py). The context is the model's, or what the pool holds if that is less.
 """
+
+from collections.abc import Iterable
 
 import msgspec
 
 from ..core.config import EngineConfig, SchedulerConfig
 from ..core.errors import ConfigurationError
 from ..core.layout import BlockLayout
+from .compute import Compute
 from .machine import Machine
 from .model_facts import ModelFacts
 from .options import EngineOptions
+from .placement import DeviceSlot
 from .sizes import format_size
 
 KV_SHARE = 0.4  # of the memory left after the weights; the rest is for the page cache, the user and activations
@@ -20,11 +25,16 @@ WORKER_BASE_BYTES = 400 * 1024**2  # the interpreter, torch and activations of o
 MIN_POOL_TOKENS = 256
 MIN_CONTEXT_LENGTH = 16
 CPU_MAX_RUNNING = 64
+GPU_MAX_RUNNING = 256
 # A prefill step should be long enough to run at the speed of the matrix units, a decode step short enough that
 # the running sequences do not notice a prompt chunk beside them.
-PREFILL_TOKEN_BUDGET = 512
-DECODE_TOKEN_BUDGET = 256
-ITEM_BYTES = {"float32": 4, "float16": 2}
+TOKEN_BUDGETS = {  # (device, decode)
+    ("cpu", False): 512,
+    ("cpu", True): 256,
+    ("cuda", False): 8192,
+    ("cuda", True): 2048,
+}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class ResolvedEngine(msgspec.Struct, frozen=True):
@@ -32,17 +42,19 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
 
     engine: EngineConfig
     context_length: int
+    context_may_shrink: bool  # to the pool, when its size is known
     max_running: int
-    token_budget: int | None  # as the user set it; None: by role
+    token_budget: int | None  # as the user set it; None: by device and role
     transport: str
     explanation: tuple[str, ...]
 
     @property
     def pool_tokens(self) -> int:
+        """0 on a GPU, where the worker measures it."""
         return self.engine.num_blocks * self.engine.block_size
 
     def scheduler(self, *, decode: bool) -> SchedulerConfig:
-        budget = self.token_budget or (DECODE_TOKEN_BUDGET if decode else PREFILL_TOKEN_BUDGET)
+        budget = self.token_budget or TOKEN_BUDGETS[self.engine.device, decode]
         return SchedulerConfig(
             token_budget=budget,
             # On a prefill worker a long prompt leaves half of each step to the prompts behind it.
@@ -50,65 +62,125 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
             max_running=self.max_running,
         )
 
+    def engine_config(self, *, decode: bool, share: float) -> EngineConfig:
+        """Of one worker, which has that share of its card's memory (0 on the CPU)."""
+        graphs = decode and self.engine.device == "cuda"
+        return msgspec.structs.replace(
+            self.engine, max_batch=self.max_running if graphs else 0, device_memory_share=share
+        )
+
 
 def resolve_engine(
-    options: EngineOptions, machine: Machine, model: ModelFacts, num_workers: int, threads_taken: int = 0
+    options: EngineOptions,
+    compute: Compute,
+    machine: Machine,
+    model: ModelFacts,
+    num_workers: int,
+    threads_taken: int = 0,
 ) -> ResolvedEngine:
     """Settings of `num_workers` equal workers that start on this machine together.
 
     `threads_taken`: cores that other processes of the same cluster use here already. Raises ConfigurationError when
     the model does not fit, with the sum that shows it.
     """
-    dtype = resolve_dtype(options.dtype, machine)
-    threads = options.threads or max(1, (machine.cores - threads_taken) // num_workers)
     layout = BlockLayout(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         block_size=options.block_size,
-        dtype="float32",  # on the CPU activations, and with them keys and values, are float32
+        dtype=compute.kv_dtype,
     )
-    worker_bytes = model.num_parameters * ITEM_BYTES[dtype] + WORKER_BASE_BYTES
+    weights = f"{model.name}: {model.num_parameters / 1e6:,.1f} million {compute.dtype} weights"
+    weights += f" ({model.note})" if model.note else ""
+    if compute.device == "cuda":
+        return _on_gpu(options, compute, model, layout, weights)
+    threads = options.threads or max(1, (machine.cores - threads_taken) // num_workers)
+    worker_bytes = weight_bytes(model, compute.dtype) + WORKER_BASE_BYTES
     kv_bytes, kv_text = _kv_bytes(options, machine, model, layout, worker_bytes, num_workers)
     num_blocks = kv_bytes // layout.bytes_per_block
     pool_tokens = num_blocks * options.block_size
     _require_useful_pool(options, pool_tokens, kv_bytes, layout)
     context_length = _context_length(options, model, pool_tokens)
-    note = f" ({model.note})" if model.note else ""
-    explanation = (
-        f"{model.name}: {model.num_parameters / 1e6:,.1f} million {dtype} weights{note}, "
-        f"context {context_length:,} of {model.max_position_embeddings:,} tokens, {threads} of {machine.cores} core(s) "
-        "a worker",
-        f"KV cache: {kv_text} / {format_size(layout.bytes_per_token)} a token = {pool_tokens:,} tokens a worker",
-    )
     return ResolvedEngine(
-        engine=EngineConfig(
-            model_folder=model.folder,
-            device=options.device,
-            kernels="torch",
-            dtype=dtype,
-            block_size=options.block_size,
-            num_blocks=num_blocks,
-            threads=threads,
-        ),
+        engine=_engine_config(options, compute, model, num_blocks, threads),
         context_length=context_length,
+        context_may_shrink=False,
         max_running=options.max_running or CPU_MAX_RUNNING,
         token_budget=options.token_budget,
         transport=options.transport,
-        explanation=explanation,
+        explanation=(
+            f"{weights}, context {context_length:,} of {model.max_position_embeddings:,} tokens, "
+            f"{threads} of {machine.cores} core(s) a worker",
+            f"KV cache: {kv_text} / {format_size(layout.bytes_per_token)} a token = {pool_tokens:,} tokens a worker",
+        ),
     )
 
 
-def resolve_dtype(asked: str, machine: Machine) -> str:
-    """The weights' dtype for --dtype `asked`. Raises ConfigurationError for what this machine cannot compute."""
-    if asked == "auto":
-        return "float16" if machine.has_fbgemm else "float32"
-    if asked == "float16" and not machine.has_fbgemm:
-        raise ConfigurationError(
-            f"--dtype float16 needs FBGEMM, which torch has for x86-64 only; this machine is {machine.architecture}. "
-            "Use --dtype float32."
+def weight_bytes(model: ModelFacts, dtype: str) -> int:
+    return model.num_parameters * ITEM_BYTES[dtype]
+
+
+def require_weights_fit(model: ModelFacts, dtype: str, slots: Iterable[DeviceSlot]) -> None:
+    """Known before anything is loaded: a share that the weights alone fill. Raises ConfigurationError with the sum."""
+    weights = weight_bytes(model, dtype)
+    for slot in slots:
+        room = int(slot.share * slot.gpu.total_bytes)
+        if slot.gpu.total_bytes and room <= weights:
+            raise ConfigurationError(
+                f"{model.name} does not fit: its {dtype} weights take {format_size(weights)}, and a worker has "
+                f"{slot.share:.0%} of {slot.gpu.text} = {format_size(room)}. Use more cards, fewer workers, a smaller "
+                "model, or --dtype int8."
+            )
+
+
+def _on_gpu(
+    options: EngineOptions, compute: Compute, model: ModelFacts, layout: BlockLayout, weights: str
+) -> ResolvedEngine:
+    """The pool's size is left to the worker, which measures; what the user fixed is checked here already."""
+    per_token = f"{format_size(layout.bytes_per_token)} a token"
+    pool_tokens = None
+    text = (
+        f"KV cache: {per_token}; each worker takes what weights, activations, graphs and rings leave of its share of "
+        "a card, measured once it has loaded"
+    )
+    if options.kv_memory is not None:
+        pool_tokens = options.kv_memory // layout.bytes_per_block * options.block_size
+        _require_useful_pool(options, pool_tokens, options.kv_memory, layout)
+        text = (
+            f"KV cache: {format_size(options.kv_memory)} (--kv-memory) / {per_token} = {pool_tokens:,} tokens a worker"
         )
-    return asked
+    context_length = _context_length(options, model, pool_tokens)
+    size = format_size(weight_bytes(model, compute.dtype))
+    return ResolvedEngine(
+        engine=_engine_config(options, compute, model, 0, options.threads or 1),
+        context_length=context_length,
+        context_may_shrink=options.context_length is None,
+        max_running=options.max_running or GPU_MAX_RUNNING,
+        token_budget=options.token_budget,
+        transport=options.transport,
+        explanation=(
+            f"{weights}, {size} a worker, context up to {context_length:,} tokens, {compute.kernels} kernels"
+            f"{' for the dense layers too (--deterministic)' if options.deterministic else ''}",
+            text,
+        ),
+    )
+
+
+def _engine_config(
+    options: EngineOptions, compute: Compute, model: ModelFacts, num_blocks: int, threads: int
+) -> EngineConfig:
+    on_gpu = compute.device == "cuda"
+    return EngineConfig(
+        model_folder=model.folder,
+        device=compute.device,
+        kernels=compute.kernels,
+        dtype=compute.dtype,
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        threads=threads,
+        deterministic=options.deterministic,
+        kv_bytes=(options.kv_memory or 0) if on_gpu else 0,
+    )
 
 
 def _kv_bytes(
@@ -156,10 +228,11 @@ def _require_useful_pool(options: EngineOptions, pool_tokens: int, kv_bytes: int
         )
 
 
-def _context_length(options: EngineOptions, model: ModelFacts, pool_tokens: int) -> int:
+def _context_length(options: EngineOptions, model: ModelFacts, pool_tokens: int | None) -> int:
+    """`pool_tokens` None: not known yet."""
     wanted = options.context_length
     if wanted is None:
-        return min(model.max_position_embeddings, pool_tokens)
+        return min(model.max_position_embeddings, pool_tokens or model.max_position_embeddings)
     if wanted < MIN_CONTEXT_LENGTH:
         raise ConfigurationError(
             f"--context-length {wanted} leaves no room for a prompt and an answer. Use at least {MIN_CONTEXT_LENGTH}."
@@ -169,7 +242,7 @@ def _context_length(options: EngineOptions, model: ModelFacts, pool_tokens: int)
             f"--context-length {wanted} is more than {model.name} was made for ({model.max_position_embeddings}). "
             "Ask for that at most."
         )
-    if wanted > pool_tokens:
+    if pool_tokens is not None and wanted > pool_tokens:
         raise ConfigurationError(
             f"--context-length {wanted} is more than the KV cache of a worker holds ({pool_tokens} tokens). "
             "Ask for less, or give more with --kv-memory."

@@ -14,31 +14,35 @@ from ..transfer.keys import ClusterKeys
 from ..vocab.progress import default_progress
 from ..vocab.source import default_cache_dir, resolve_model
 from .child_process import ChildSpec, child_spec
-from .machine import describe_machine
+from .compute import Compute, obstacles, require_nccl_pairs, resolve_compute, resolve_device, resolve_gateway_dtype
+from .machine import Machine, describe_machine
 from .model_facts import ModelFacts, read_model_facts
 from .network import claim_port, http_get
 from .options import (
-    DTYPES,
     LOG_LEVELS,
     CommonFlags,
     EngineFlags,
+    EngineOptions,
     GatewayFlags,
     HostPort,
+    PoolFlags,
     parse_engine_options,
     parse_host_port,
     require_choice,
     require_port,
 )
-from .resolve import resolve_dtype, resolve_engine
+from .placement import Placement, choose_gpus, place_workers
+from .resolve import require_weights_fit, resolve_engine
 from .run_dir import run_directory
 from .start_table import TableRow, curl_line, join_line, url_of, write_start_table
 from .supervisor import Supervisor
-from .topology import Cluster, gateway_config, local_worker_configs, require_topology
+from .topology import Cluster, gateway_config, local_worker_configs, require_topology, worker_places
 
 READY_TIMEOUT_S = 600.0
 PATIENCE_S = 10.0  # a line about what is missing this often
 POLL_INTERVAL_S = 0.05
 PROBE_TIMEOUT_S = 2.0
+WITHOUT_RING_FILES = ("tcp", "gloo", "nccl")
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -51,29 +55,50 @@ class Plan(msgspec.Struct, frozen=True):
     ready_timeout_s: float
 
 
-def serve(
-    model: str | None, prefill: int, decode: int, engine: EngineFlags, gateway: GatewayFlags, common: CommonFlags
-) -> None:
+def serve(model: str | None, pools: PoolFlags, engine: EngineFlags, gateway: GatewayFlags, common: CommonFlags) -> None:
     """Run a whole server on this machine until a signal ends it. Raises BatonError when it cannot go on."""
-    require_topology(prefill, decode)
+    require_topology(pools.prefill, pools.decode)
     require_choice("--log-level", common.log_level, LOG_LEVELS)
     http, join = claim_addresses(gateway)
     options = parse_engine_options(engine)
+    machine = describe_machine()
+    compute, placement = choose_devices(options, pools, machine)
     facts = find_model(model)
-    resolved = resolve_engine(options, describe_machine(), facts, prefill + decode)
-    for line in resolved.explanation:
+    resolved = resolve_engine(options, compute, machine, facts, pools.prefill + pools.decode)
+    workers = worker_places(pools.prefill, pools.decode, placement)
+    require_weights_fit(facts, compute.dtype, [worker.slot for worker in workers if worker.slot])
+    for line in (*compute.notes, *resolved.explanation, *(placement.lines if placement else ())):
         write_line(line)
-    ring_bytes = 0 if options.transport == "tcp" else prefill * decode * ring_size()
+    ring_bytes = 0 if options.transport in WITHOUT_RING_FILES else pools.prefill * pools.decode * ring_size()
     with run_directory(ring_bytes) as run_dir:
         key_file = run_dir / "cluster.key"
         ClusterKeys.create(key_file)
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
-        workers = local_worker_configs(cluster, facts, resolved, prefill, decode)
+        configs = local_worker_configs(cluster, facts, resolved, workers)
         specs = (
-            child_spec(gateway_config(cluster, facts, resolved.engine.dtype, prefill, decode)),
-            *(child_spec(config) for config in workers),
+            child_spec(gateway_config(cluster, facts, compute.dtype, pools.prefill, pools.decode)),
+            *(child_spec(config) for config in configs),
         )
         run_plan(Plan(cluster, specs, model, "/ready", READY_TIMEOUT_S))
+
+
+def choose_devices(options: EngineOptions, pools: PoolFlags, machine: Machine) -> tuple[Compute, Placement | None]:
+    """What computes, and on a GPU which worker has which card. Raises ConfigurationError for what cannot be."""
+    device, _ = resolve_device(options.device, machine)
+    if device == "cpu":
+        compute = resolve_compute(options, machine)
+        for option, devices in (
+            ("--prefill-devices", pools.prefill_devices),
+            ("--decode-devices", pools.decode_devices),
+        ):
+            if devices != "auto":
+                why = "--device cpu" if options.device == "cpu" else obstacles(machine)[0].text
+                raise ConfigurationError(f"{option} {devices} names cards, but the workers run on the CPU: {why}.")
+        return compute, None
+    cards = choose_gpus("--device", options.card, machine.cards.gpus) or machine.cards.gpus
+    placement = place_workers(pools.prefill, pools.decode, cards, pools.prefill_devices, pools.decode_devices)
+    require_nccl_pairs(options.transport, placement)
+    return resolve_compute(options, machine.with_gpus(placement.gpus)), placement
 
 
 def serve_gateway(
@@ -81,8 +106,8 @@ def serve_gateway(
 ) -> None:
     """Run a gateway alone; workers join it. The key file is made when there is none."""
     require_choice("--log-level", common.log_level, LOG_LEVELS)
-    require_choice("--dtype", dtype, DTYPES)
-    dtype = resolve_dtype(dtype, describe_machine())
+    options = parse_engine_options(EngineFlags(dtype=dtype))
+    dtype = resolve_gateway_dtype(options.dtype, describe_machine())
     http, join = claim_addresses(gateway)
     facts = find_model(model)
     with run_directory(0) as run_dir:

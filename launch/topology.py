@@ -1,5 +1,6 @@
 """From resolved settings to the frozen config of each process: who runs, what it is called, whom it joins. Pure."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ from ..core.errors import ConfigurationError
 from ..core.messages import Role
 from .model_facts import ModelFacts
 from .options import HostPort
+from .placement import DeviceSlot, Placement
 from .resolve import ResolvedEngine
 
 MAX_WORKERS = 64
@@ -29,6 +31,14 @@ class Cluster(msgspec.Struct, frozen=True):
     def join_addresses(self) -> tuple[str, ...]:
         """ipc first: workers of this host need no TCP to the gateway."""
         return (f"ipc://{Path(self.run_dir) / 'gateway.sock'}", f"tcp://{self.join.text}")
+
+
+class WorkerPlace(msgspec.Struct, frozen=True):
+    """One worker to start, and its part of a card; None: it computes on the CPU."""
+
+    worker_id: str
+    role: Role
+    slot: DeviceSlot | None = None
 
 
 def require_topology(num_prefill: int, num_decode: int) -> None:
@@ -60,9 +70,9 @@ def gateway_config(cluster: Cluster, model: ModelFacts, dtype: str, num_prefill:
 
 
 def local_worker_configs(
-    cluster: Cluster, model: ModelFacts, resolved: ResolvedEngine, num_prefill: int, num_decode: int
+    cluster: Cluster, model: ModelFacts, resolved: ResolvedEngine, workers: Sequence[WorkerPlace]
 ) -> list[WorkerConfig]:
-    """Workers that a launcher starts beside its gateway: prefill-0.., decode-0.."""
+    """Workers that a launcher starts beside its gateway."""
     # Workers on other hosts reach these at the address the gateway is joined at.
     network = NetworkConfig(
         run_dir=cluster.run_dir,
@@ -70,31 +80,43 @@ def local_worker_configs(
         join=cluster.join_addresses[:1],
         key_file=cluster.key_file,
     )
-    names = [(Role.PREFILL, index) for index in range(num_prefill)] + [(Role.DECODE, i) for i in range(num_decode)]
     return [
-        worker_config(f"{role}-{index}", role, cluster.served_model, model, resolved, network, cluster.log_level)
-        for role, index in names
+        worker_config(worker, cluster.served_model, model, resolved, network, cluster.log_level) for worker in workers
+    ]
+
+
+def worker_places(num_prefill: int, num_decode: int, placement: Placement | None) -> list[WorkerPlace]:
+    """prefill-0.., decode-0.., on the CPU where there is no placement."""
+    prefill: Sequence[DeviceSlot | None] = placement.prefill if placement else [None] * num_prefill
+    decode: Sequence[DeviceSlot | None] = placement.decode if placement else [None] * num_decode
+    return [
+        WorkerPlace(f"{role}-{index}", role, slot)
+        for role, slots in ((Role.PREFILL, prefill), (Role.DECODE, decode))
+        for index, slot in enumerate(slots)
     ]
 
 
 def worker_config(
-    worker_id: str,
-    role: Role,
+    worker: WorkerPlace,
     served_model: str,
     model: ModelFacts,
     resolved: ResolvedEngine,
     network: NetworkConfig,
     log_level: str,
 ) -> WorkerConfig:
+    decode = worker.role is Role.DECODE
     return WorkerConfig(
-        worker_id=worker_id,
-        roles=(role,),
+        worker_id=worker.worker_id,
+        roles=(worker.role,),
         served_model=served_model,
         model_digest=model.digest(resolved.engine.dtype),
         context_length=resolved.context_length,
-        engine=resolved.engine,
-        scheduler=resolved.scheduler(decode=role is Role.DECODE),
+        engine=resolved.engine_config(decode=decode, share=worker.slot.share if worker.slot else 0.0),
+        scheduler=resolved.scheduler(decode=decode),
         transfer=TransferConfig(transport=resolved.transport),
         network=network,
+        context_may_shrink=resolved.context_may_shrink,
+        device_uuid=worker.slot.gpu.uuid if worker.slot else "",
+        device_name=worker.slot.gpu.name if worker.slot else "",
         log_level=log_level,
     )

@@ -7,17 +7,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from baton.core.config import EngineConfig, GatewayConfig, NetworkConfig, SchedulerConfig, TransferConfig, WorkerConfig
 from baton.core.messages import Role
 from baton.launch.child_process import ChildSpec
+from baton.launch.compute import resolve_compute
+from baton.launch.gpus import Gpu, GpuListing
 from baton.launch.machine import Machine
 from baton.launch.model_facts import ModelFacts
 from baton.launch.options import EngineOptions
+from baton.launch.resolve import ResolvedEngine, resolve_engine
 
 GIB = 1024**3
 BOUND_S = 20.0  # of every wait; generous, the machine may be busy
 
-MACHINE = Machine(cores=2, memory=8 * GIB, architecture="x86_64", system="Linux", has_gpu=False)
+MACHINE = Machine(cores=2, memory=8 * GIB, architecture="x86_64", system="Linux")
 SMOLLM2 = ModelFacts(
     name="SmolLM2-135M-Instruct",
     folder="/models/smollm2",
@@ -30,7 +35,7 @@ SMOLLM2 = ModelFacts(
     files_digest="f00d",
 )
 AUTO = EngineOptions(
-    device="cpu",
+    device="auto",
     dtype="auto",
     block_size=16,
     kv_memory=None,
@@ -40,6 +45,26 @@ AUTO = EngineOptions(
     token_budget=None,
     transport="auto",
 )
+
+
+def cards(count: int, **fields: object) -> tuple[Gpu, ...]:
+    """H200s: cuda:0, cuda:1, ..., with nothing on them."""
+    usual = {"name": "NVIDIA H200", "capability": 90, "total_bytes": 140 * GIB, "free_bytes": 139 * GIB}
+    return tuple(Gpu(index=i, uuid=f"GPU-{i}{i}{i}{i}-aaaa", **{**usual, **fields}) for i in range(count))
+
+
+def gpu_machine(count: int = 1, **fields: object) -> Machine:
+    """A machine on which nothing keeps workers from `count` cards."""
+    usual = {
+        "cards": GpuListing(cards(count), "580.65.06"),
+        "torch_cuda": "13.0",
+        "has_triton": True,
+    }
+    return msgspec.structs.replace(MACHINE, **{**usual, **fields})
+
+
+def resolve(options: EngineOptions, machine: Machine, model: ModelFacts, *counts: int) -> ResolvedEngine:
+    return resolve_engine(options, resolve_compute(options, machine), machine, model, *counts)
 
 
 def worker_config(name: str, threads: int = 1) -> WorkerConfig:

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from baton.core.errors import ConfigurationError
-from baton.launch.resolve import resolve_engine
 
 GIB = 1024**3
 MIB = 1024**2
@@ -12,7 +11,7 @@ BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4  # layers, key and value, heads, head_dim,
 
 
 def test_smollm2_on_a_laptop_of_eight_gib(builders):
-    resolved = resolve_engine(builders.AUTO, builders.MACHINE, builders.SMOLLM2, 2)
+    resolved = builders.resolve(builders.AUTO, builders.MACHINE, builders.SMOLLM2, 2)
     # 8 GiB - 2 x (269,030,016 + 400 MiB) = 7,213,013,760; x 0.4 / 2 = 1,442,602,752; / (16 x 46,080) = 1956.6
     assert resolved.engine.num_blocks == 1956
     assert resolved.pool_tokens == 31_296
@@ -29,7 +28,7 @@ def test_smollm2_on_a_laptop_of_eight_gib(builders):
 
 
 def test_batch_limits_by_role(builders):
-    resolved = resolve_engine(builders.AUTO, builders.MACHINE, builders.SMOLLM2, 2)
+    resolved = builders.resolve(builders.AUTO, builders.MACHINE, builders.SMOLLM2, 2)
     prefill, decode = resolved.scheduler(decode=False), resolved.scheduler(decode=True)
     assert (prefill.token_budget, prefill.chunk_size, prefill.max_running) == (512, 256, 64)
     assert (decode.token_budget, decode.chunk_size, decode.max_running) == (256, 256, 64)
@@ -46,7 +45,7 @@ def test_what_the_user_sets_is_kept(builders):
         max_running=3,
         token_budget=100,
     )
-    resolved = resolve_engine(options, builders.MACHINE, builders.SMOLLM2, 2)
+    resolved = builders.resolve(options, builders.MACHINE, builders.SMOLLM2, 2)
     engine = resolved.engine
     assert (engine.dtype, engine.block_size, engine.threads) == ("float32", 64, 5)
     assert engine.num_blocks == GIB // (64 * BYTES_PER_TOKEN) == 364
@@ -61,26 +60,26 @@ def test_what_the_user_sets_is_kept(builders):
 )
 def test_threads_share_the_cores_out(builders, cores, workers, taken, threads):
     machine = msgspec.structs.replace(builders.MACHINE, cores=cores)
-    assert resolve_engine(builders.AUTO, machine, builders.SMOLLM2, workers, taken).engine.threads == threads
+    assert builders.resolve(builders.AUTO, machine, builders.SMOLLM2, workers, taken).engine.threads == threads
 
 
 def test_plain_float32_where_fbgemm_is_absent(builders):
     machine = msgspec.structs.replace(builders.MACHINE, architecture="aarch64")
-    assert resolve_engine(builders.AUTO, machine, builders.SMOLLM2, 2).engine.dtype == "float32"
+    assert builders.resolve(builders.AUTO, machine, builders.SMOLLM2, 2).engine.dtype == "float32"
 
 
 def test_the_context_shrinks_to_the_pool(builders):
     options = msgspec.structs.replace(builders.AUTO, kv_memory=100 * MIB)
-    resolved = resolve_engine(options, builders.MACHINE, builders.SMOLLM2, 2)
+    resolved = builders.resolve(options, builders.MACHINE, builders.SMOLLM2, 2)
     assert resolved.pool_tokens == resolved.context_length == 100 * MIB // (16 * BYTES_PER_TOKEN) * 16 == 2272
 
 
 def test_auto_takes_no_more_than_can_be_used(builders):
     machine = msgspec.structs.replace(builders.MACHINE, memory=512 * GIB)
-    assert resolve_engine(builders.AUTO, machine, builders.SMOLLM2, 2).pool_tokens == 2 * GIB // (16 * 46_080) * 16
+    assert builders.resolve(builders.AUTO, machine, builders.SMOLLM2, 2).pool_tokens == 2 * GIB // (16 * 46_080) * 16
     small = msgspec.structs.replace(builders.SMOLLM2, max_position_embeddings=128, num_layers=1)
     options = msgspec.structs.replace(builders.AUTO, max_running=4)
-    assert resolve_engine(options, machine, small, 2).pool_tokens == 4 * 128
+    assert builders.resolve(options, machine, small, 2).pool_tokens == 4 * 128
 
 
 @pytest.mark.parametrize(
@@ -100,5 +99,5 @@ def test_what_cannot_be_is_refused_with_the_numbers(builders, changes, machine_c
     options = msgspec.structs.replace(builders.AUTO, **changes)
     machine = msgspec.structs.replace(builders.MACHINE, **machine_changes)
     with pytest.raises(ConfigurationError) as caught:
-        resolve_engine(options, machine, builders.SMOLLM2, num_workers)
+        builders.resolve(options, machine, builders.SMOLLM2, num_workers)
     assert all(word in str(caught.value) for word in words), str(caught.value)

@@ -72,14 +72,16 @@ def test_an_ipv6_address_is_written_in_brackets():
 
 def test_default_flags_are_all_auto():
     options = parse_engine_options(EngineFlags())
-    assert (options.device, options.dtype, options.transport) == ("cpu", "auto", "auto")
+    assert (options.device, options.dtype, options.transport) == ("auto", "auto", "auto")
     assert options.kv_memory is options.threads is options.context_length is options.max_running is None
 
 
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
     [
-        ("device", "cuda", "--device cuda.*--device cpu"),
+        ("device", "cuda:0,1", "--device 'cuda:0,1'.*cuda:0"),
+        ("device", "cpu:0", "--device 'cpu:0'"),
+        ("kernels", "cublas", "--kernels 'cublas'.*torch, triton"),
         ("device", "tpu", "--device 'tpu'.*auto, cpu, cuda"),
         ("dtype", "bf16", "--dtype 'bf16'.*float16, float32"),
         ("transport", "rdma", "--transport 'rdma'.*shared_memory, tcp"),

@@ -5,8 +5,7 @@ import pytest
 from baton.core.errors import ConfigurationError
 from baton.core.messages import Role
 from baton.launch.options import HostPort
-from baton.launch.resolve import resolve_engine
-from baton.launch.topology import Cluster, gateway_config, local_worker_configs, require_topology
+from baton.launch.topology import Cluster, gateway_config, local_worker_configs, require_topology, worker_places
 
 CLUSTER = Cluster(
     run_dir="/dev/shm/baton-1",
@@ -20,9 +19,9 @@ CLUSTER = Cluster(
 
 
 def test_configs_of_two_prefill_and_one_decode(builders):
-    resolved = resolve_engine(builders.AUTO, builders.MACHINE, builders.SMOLLM2, 3)
+    resolved = builders.resolve(builders.AUTO, builders.MACHINE, builders.SMOLLM2, 3)
     gateway = gateway_config(CLUSTER, builders.SMOLLM2, "float16", 2, 1)
-    workers = local_worker_configs(CLUSTER, builders.SMOLLM2, resolved, 2, 1)
+    workers = local_worker_configs(CLUSTER, builders.SMOLLM2, resolved, worker_places(2, 1, None))
 
     assert [worker.worker_id for worker in workers] == ["prefill-0", "prefill-1", "decode-0"]
     assert [worker.roles for worker in workers] == [(Role.PREFILL,), (Role.PREFILL,), (Role.DECODE,)]
