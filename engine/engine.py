@@ -8,12 +8,15 @@ import torch
 from ..core.config import EngineConfig
 from ..core.errors import ConfigurationError
 from ..core.layout import BlockLayout
-from ..kernels import LINEAR_DTYPES
+from ..kernels.cpu import CpuKernels
 from ..models.registry import load_model
 from ..vocab.model_config import ModelConfig, load_model_config
+from .dtypes import activation_dtype, kv_layout
+from .feedback import make_feedback
 from .kv_cache_pool import KVCachePool
 from .model_runner import ModelRunner
-from .sampler import Sampler
+from .sampler import HostSampler, Sampler
+from .staging import HostStager
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +28,12 @@ class Engine:
     pool: KVCachePool
     runner: ModelRunner
     sampler: Sampler
+    overlaps: bool  # a launch returns while the device works: plan the next step meanwhile
+    memory_note: str = ""  # how the device's memory is divided, in lines for the start table
 
-
-def kv_layout(model_config: ModelConfig, block_size: int) -> BlockLayout:
-    """The block layout of a model on the CPU, where activations, and so keys and values, are float32."""
-    return BlockLayout(
-        num_layers=model_config.num_layers,
-        num_kv_heads=model_config.num_kv_heads,
-        head_dim=model_config.head_dim,
-        block_size=block_size,
-        dtype="float32",
-    )
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
 
 
 def load_engine(config: EngineConfig) -> Engine:
@@ -43,14 +41,19 @@ def load_engine(config: EngineConfig) -> Engine:
 
     Raises ConfigurationError when the folder, the device or the dtype cannot be used.
     """
-    if config.device != "cpu":
-        raise ConfigurationError(f"device {config.device!r} is not supported yet. Use --device cpu.")
-    if config.dtype not in LINEAR_DTYPES:
-        raise ConfigurationError(f"dtype {config.dtype!r} is not supported. Use {' or '.join(LINEAR_DTYPES)}.")
+    dtype = activation_dtype(config.device, config.kernels, config.dtype)
     torch.set_num_threads(config.threads)
-    folder = Path(config.model_folder)
-    model_config = load_model_config(folder)
-    layout = kv_layout(model_config, config.block_size)
+    model_config = load_model_config(Path(config.model_folder))
+    layout = kv_layout(model_config, config.block_size, dtype)
+    return _load_on_cpu(config, model_config, layout)
+
+
+def _load_on_cpu(config: EngineConfig, model_config: ModelConfig, layout: BlockLayout) -> Engine:
+    if config.deterministic:
+        raise ConfigurationError("deterministic=True needs kernels 'triton': the CPU's matrix products are not ours.")
+    device = torch.device("cpu")
     pool = KVCachePool(layout, config.num_blocks)
-    model = load_model(model_config, folder, config.dtype)
-    return Engine(model_config, layout, pool, ModelRunner(model, pool), Sampler())
+    model = load_model(model_config, Path(config.model_folder), CpuKernels(), config.dtype)
+    feedback = make_feedback(device)
+    runner = ModelRunner(model, pool, HostStager(pool, feedback), device)
+    return Engine(model_config, layout, pool, runner, HostSampler(feedback), overlaps=False)

@@ -1,30 +1,38 @@
-"""ForwardBatch: the index arithmetic of one forward pass. Any mix of prompt chunks and one-token decodes, packed.
+"""ForwardBatch: the index arithmetic of one forward pass, on the host. Any mix of decodes and prompt chunks, packed.
 
-chunks                  A: 3 tokens from position 5      B: 1 token at position 9
-input_ids               a5 a6 a7                         b9
-positions               5  6  7                          9
+chunks                  A: 1 token at position 9         B: 3 tokens from position 5
+input_ids               a9                               b5 b6 b7
+positions               9                                5  6  7
 slot_mapping            slot of each token: block_table[position // block_size] * block_size + offset
-cu_seqlens              0                                3                                  4
-context_lens            8                                10
+cu_seqlens              0                                1                                  4
+context_lens            10                               8
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ..core.errors import LocalProtocolError
+
+IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive tokens of one sequence to compute: a piece of a prompt, or the last token in a decode step."""
+    """Consecutive tokens of one sequence to compute: a piece of a prompt, or the last token in a decode step.
 
-    token_ids: list[int]
+    Decodes come first in a batch. Kernels may compute a decode in another way than a prompt's chunk of one token, so
+    it is said which one it is: a prompt's result then does not depend on how it is cut.
+    """
+
+    token_ids: Sequence[int]
     start: int  # tokens of the sequence that are in the cache already
     block_table: Sequence[int]  # block ids of the sequence; must cover start + len(token_ids)
     wants_hidden: bool  # hand out the hidden state of the chunk's last token
+    is_decode: bool = False
+    feedback_slot: int = -1  # >= 0: the one token is not known on the host yet; the sampler leaves it in this slot
 
     @property
     def stop(self) -> int:
@@ -36,53 +44,69 @@ class Chunk:
 class ForwardBatch:
     """Chunks packed one behind the other. Sequence s owns the rows `cu_seqlens[s]` to `cu_seqlens[s + 1]`."""
 
-    input_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int64
-    slot_mapping: Tensor  # [num_tokens] int64: block_id * block_size + offset
-    output_rows: Tensor  # [num wanted] int64: rows whose hidden state is handed out
+    input_ids: IntArray  # [num_tokens]
+    positions: IntArray  # [num_tokens]
+    slot_mapping: IntArray  # [num_tokens]: block_id * block_size + offset
+    output_rows: IntArray  # [num wanted]: rows whose hidden state is handed out
+    feedback_slots: IntArray  # [num_decodes]: where a decode's token is read; -1: it is in input_ids
     cu_seqlens: list[int]
     context_lens: list[int]  # tokens each sequence attends to, its own new ones included
-    block_tables: list[Sequence[int]]
+    block_tables: list[IntArray]  # the blocks that hold them
 
     @property
     def num_tokens(self) -> int:
         return self.cu_seqlens[-1]
 
+    @property
+    def num_decodes(self) -> int:
+        """The first sequences: one decoded token each."""
+        return len(self.feedback_slots)
 
-def build_forward_batch(chunks: list[Chunk], block_size: int) -> ForwardBatch:
+
+def build_forward_batch(chunks: Sequence[Chunk], block_size: int) -> ForwardBatch:
     """Pack `chunks`, which belong to different sequences; raises LocalProtocolError if one cannot be computed."""
     if not chunks:
         raise LocalProtocolError("a forward pass needs at least one chunk")
-    input_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
+    num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
+    input_ids, positions, slots = (np.empty(num_tokens, np.int64) for _ in range(3))
     output_rows: list[int] = []
+    feedback_slots: list[int] = []
     cu_seqlens = [0]
+    tables: list[IntArray] = []
     for chunk in chunks:
-        _check(chunk, block_size)
-        table = chunk.block_table
-        span = range(chunk.start, chunk.stop)
-        input_ids.extend(chunk.token_ids)
-        positions.extend(span)
-        slots.extend(table[t // block_size] * block_size + t % block_size for t in span)
-        cu_seqlens.append(len(input_ids))
+        _check(chunk, block_size, decodes_may_follow=len(feedback_slots) == len(tables))
+        table = np.array(chunk.block_table[: -(-chunk.stop // block_size)], np.int64)
+        row, end = cu_seqlens[-1], cu_seqlens[-1] + len(chunk.token_ids)
+        span = np.arange(chunk.start, chunk.stop)
+        input_ids[row:end] = chunk.token_ids
+        positions[row:end] = span
+        slots[row:end] = table[span // block_size] * block_size + span % block_size
+        tables.append(table)
+        cu_seqlens.append(end)
+        if chunk.is_decode:
+            feedback_slots.append(chunk.feedback_slot)
         if chunk.wants_hidden:
-            output_rows.append(len(input_ids) - 1)
+            output_rows.append(end - 1)
     return ForwardBatch(
-        input_ids=torch.tensor(input_ids),
-        positions=torch.tensor(positions),
-        slot_mapping=torch.tensor(slots),
-        output_rows=torch.tensor(output_rows, dtype=torch.int64),
+        input_ids=input_ids,
+        positions=positions,
+        slot_mapping=slots,
+        output_rows=np.array(output_rows, np.int64),
+        feedback_slots=np.array(feedback_slots, np.int64),
         cu_seqlens=cu_seqlens,
         context_lens=[chunk.stop for chunk in chunks],
-        block_tables=[chunk.block_table for chunk in chunks],
+        block_tables=tables,
     )
 
 
-def _check(chunk: Chunk, block_size: int) -> None:
+def _check(chunk: Chunk, block_size: int, *, decodes_may_follow: bool) -> None:
     if not chunk.token_ids or chunk.start < 0:
         raise LocalProtocolError(f"a chunk needs tokens and a start of 0 or more, not {chunk.start}")
     if len(chunk.block_table) * block_size < chunk.stop:
         raise LocalProtocolError(
             f"a block table of {len(chunk.block_table)} blocks of {block_size} cannot hold {chunk.stop} tokens"
         )
+    if chunk.is_decode and not (len(chunk.token_ids) == 1 and decodes_may_follow):
+        raise LocalProtocolError("a decode is one token, and decodes come first in a batch")
+    if chunk.feedback_slot >= 0 and not chunk.is_decode:
+        raise LocalProtocolError("only a decode reads its token from a feedback slot")

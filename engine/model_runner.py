@@ -1,22 +1,31 @@
 """ModelRunner: one forward pass, and the count of tokens computed where they are computed."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..kernels import plan_attention
 from ..models.registry import Model
 from .forward_batch import ForwardBatch
 from .kv_cache_pool import KVCachePool
+from .launched import Event, LayerProgress, record_event
+from .staging import Stager
+
+# How many times a step tells that layers are done: often enough to hide the hand-over of all but the last ones.
+_MARKS_PER_STEP = 8
 
 
 class ModelRunner:
-    """Runs one model over one pool."""
+    """Runs one model over one pool. On a GPU all calls but `to_host` return while the device still works."""
 
-    def __init__(self, model: Model, pool: KVCachePool):
+    def __init__(self, model: Model, pool: KVCachePool, stager: Stager, device: torch.device):
         self.model = model
         self._pool = pool
+        self._stager = stager
+        self._device = device
         self.num_tokens_computed = 0
         self.num_steps = 0
+        self.progress = LayerProgress([(len(model.layers), record_event(device))])  # of the step launched last
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -25,14 +34,30 @@ class ModelRunner:
         Returns the hidden states after the final norm, `[num wanted, hidden_size]`, in the order of the chunks that
         asked for theirs.
         """
-        layers = self._pool.layers
-        plan = plan_attention(layers[0], batch.slot_mapping, batch.cu_seqlens, batch.context_lens, batch.block_tables)
-        hidden = self.model.forward(batch.input_ids, batch.positions, plan, layers, batch.output_rows)
+        marks: list[tuple[int, Event]] = []
+        num_layers = len(self.model.layers)
+        every = -(-num_layers // _MARKS_PER_STEP)
+
+        def mark(layers: int) -> None:
+            if layers % every == 0 and layers < num_layers:
+                marks.append((layers, record_event(self._device)))
+
+        staged = self._stager.stage(batch)
+        hidden = self.model.forward(
+            staged.input_ids, staged.positions, staged.plan, self._pool.layers, staged.output_rows, mark
+        )
+        marks.append((num_layers, record_event(self._device)))
+        self.progress = LayerProgress(marks)
         self.num_tokens_computed += batch.num_tokens
         self.num_steps += 1
         return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[n, hidden_size]` as `forward` returned it |-> `[n, vocab_size]` float32."""
-        return self.model.logits(hidden)
+        """`[n, hidden_size]` as `forward` returned it, or float32 on the host |-> `[n, vocab_size]` float32."""
+        return self.model.logits(hidden.to(self._device, self.model.kernels.activation_dtype))
+
+    def to_host(self, hidden: Tensor) -> NDArray[np.float32]:
+        """What `forward` returned, as float32 on the host; waits for the device."""
+        result: NDArray[np.float32] = hidden.to("cpu", torch.float32).numpy()
+        return result

@@ -13,7 +13,9 @@ threshold, which every device can apply without sorting.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from ..core.errors import LocalProtocolError
 from ..core.request import SamplingParams
+from .launched import KnownTokens, LaunchedTokens
 from .philox import MAX_GUMBEL, gumbel, random_words, seed_words
 
 # Below this temperature float32 logits that differ at all are too far apart for the noise to matter.
@@ -37,24 +40,42 @@ class SamplingRow:
     choice: int
     position: int  # index of the sampled token in prompt + output
     suppress: tuple[int, ...] = ()  # ids that must not come (end of sequence while min_tokens is not reached)
+    feedback_slot: int = -1  # >= 0: the token is left there for the next step too
 
     @property
     def greedy(self) -> bool:
         return self.params.greedy or self.params.temperature < _GREEDY_TEMPERATURE
 
 
-class Sampler:
-    """Stateless: everything a draw depends on is in its row."""
+class Sampler(Protocol):
+    """What computes the tokens. Everything a draw depends on is in its row."""
+
+    def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> LaunchedTokens:
+        """Start choosing one token per row of `logits` `[n, vocab_size]` float32, which is left as it is.
+
+        The tokens go to the rows' feedback slots as well, on the device. None for a row without a finite highest logit
+        (the model overflowed, or all is suppressed): it must not cost the others their tokens. Raises
+        LocalProtocolError if the numbers of rows differ.
+        """
+
+
+class HostSampler:
+    """Sampler of the CPU path; `feedback` `[slots]` int64 is what the next steps read."""
+
+    def __init__(self, feedback: Tensor):
+        self._feedback = feedback
+
+    def launch(self, logits: Tensor, rows: Sequence[SamplingRow]) -> KnownTokens:
+        token_ids = self.sample(logits, rows)
+        for row, token_id in zip(rows, token_ids, strict=True):
+            if row.feedback_slot >= 0:
+                self._feedback[row.feedback_slot] = -1 if token_id is None else token_id
+        return KnownTokens(token_ids)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[int | None]:
-        """One token id per row of `logits` `[n, vocab_size]` float32, which is left as it is.
-
-        None for a row without a finite highest logit (the model overflowed, or all is suppressed): it must not cost the
-        others their tokens. Raises LocalProtocolError if the numbers of rows differ.
-        """
-        if len(rows) != len(logits):
-            raise LocalProtocolError(f"{len(logits)} rows of logits for {len(rows)} sampling rows")
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
+        """One token id per row, or None; see `Sampler.launch`."""
+        check_rows(logits, rows)
         if any(row.suppress for row in rows):
             logits = logits.clone()
             for i, row in enumerate(rows):
@@ -67,6 +88,11 @@ class Sampler:
             for i, token_id in zip(drawn, _Draw(logits[some], [rows[i] for i in drawn]).run(), strict=True):
                 chosen[i] = token_id
         return chosen
+
+
+def check_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
+    if len(rows) != len(logits):
+        raise LocalProtocolError(f"{len(logits)} rows of logits for {len(rows)} sampling rows")
 
 
 def lowest_kept(logits: Tensor, params: SamplingParams) -> float:

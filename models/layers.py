@@ -10,15 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels import (
-    AttentionPlan,
-    Linear,
-    apply_rope,
-    paged_attention,
-    rms_norm,
-    silu_and_mul,
-    store_kv,
-)
+from ..kernels import AttentionPlan, KernelSet, Linear, QKNorm, Rope
 from ..vocab.model_config import ModelConfig, RopeScaling
 
 
@@ -26,28 +18,33 @@ from ..vocab.model_config import ModelConfig, RopeScaling
 class ForwardContext:
     """What every layer of one forward pass shares."""
 
-    cos: Tensor  # [N, 1, D / 2]
-    sin: Tensor  # [N, 1, D / 2]
+    kernels: KernelSet
+    rope: Rope
     plan: AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    weight: Tensor  # [size]
+    weight: Tensor  # [size] float32
     eps: float
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+    def __call__(self, x: Tensor, kernels: KernelSet) -> Tensor:
+        return kernels.rms_norm(x, self.weight, self.eps)
+
+    def after_adding(self, x: Tensor, residual: Tensor, kernels: KernelSet) -> Tensor:
+        """`residual += x` in place; returns the norm of the sum."""
+        return kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Token vectors, left in the dtype of the file so that they stay memory-mapped."""
+    """Token vectors. On the CPU they are left in the dtype of the file, so that they stay memory-mapped."""
 
     weight: Tensor  # [vocab_size, hidden_size]
+    dtype: torch.dtype  # of the activations
 
     def __call__(self, input_ids: Tensor) -> Tensor:
-        return F.embedding(input_ids, self.weight).float()
+        return F.embedding(input_ids, self.weight).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +56,14 @@ class Attention:
     head_dim: int
     qkv: Linear  # hidden_size |-> (H + 2 * KVH) * D: all queries, keys, values
     out: Linear  # H * D |-> hidden_size
-    q_norm: RMSNorm | None
-    k_norm: RMSNorm | None
+    qk_norm: QKNorm | None
 
     def __call__(self, x: Tensor, kv_layer: Tensor, context: ForwardContext, rows: Tensor | None) -> Tensor:
         """`[N, hidden_size]` |-> the same, only `rows` of it if given; the new keys and values go into the cache."""
+        kernels = context.kernels
         heads = self.qkv(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        query, key = heads[:, : self.num_heads], heads[:, self.num_heads : -self.num_kv_heads]
-        if self.q_norm is not None and self.k_norm is not None:
-            query.copy_(self.q_norm(query))
-            key.copy_(self.k_norm(key))
-        apply_rope(heads[:, : -self.num_kv_heads], context.cos, context.sin)
-        key_value = heads[:, self.num_heads :].view(-1, 2, self.num_kv_heads, self.head_dim)
-        store_kv(kv_layer, key_value, context.plan)
-        attended = paged_attention(query, key_value, kv_layer, context.plan)
+        kernels.norm_rope_store(heads, self.num_heads, self.qk_norm, context.rope, kv_layer, context.plan)
+        attended = kernels.attention(heads, self.num_heads, kv_layer, context.plan)
         return self.out(attended if rows is None else attended[rows])
 
 
@@ -83,8 +74,8 @@ class GatedMLP:
     gate_up: Linear  # hidden_size |-> 2 * intermediate_size, gate first
     down: Linear  # intermediate_size |-> hidden_size
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(silu_and_mul(self.gate_up(x)))
+    def __call__(self, x: Tensor, kernels: KernelSet) -> Tensor:
+        return self.down(kernels.silu_and_mul(self.gate_up(x)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +85,23 @@ class DecoderLayer:
     mlp_norm: RMSNorm
     mlp: GatedMLP
 
-    def __call__(self, x: Tensor, kv_layer: Tensor, context: ForwardContext, rows: Tensor | None) -> Tensor:
-        """Pre-norm residual block on `x` `[N, hidden_size]`, which is overwritten."""
-        attended = self.attention(self.attention_norm(x), kv_layer, context, rows)
-        x = x.add_(attended) if rows is None else x[rows].add_(attended)
-        return x.add_(self.mlp(self.mlp_norm(x)))
+    def __call__(
+        self, update: Tensor | None, residual: Tensor, kv_layer: Tensor, context: ForwardContext, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Pre-norm residual block. `update` is what the layer before adds to the residual stream `[N, hidden_size]`.
+
+        It is left to the next norm to add it, since both read the sum. Returns the two for the next layer, only `rows`
+        of them if given; `residual` is overwritten.
+        """
+        kernels = context.kernels
+        if update is None:
+            x = self.attention_norm(residual, kernels)
+        else:
+            x = self.attention_norm.after_adding(update, residual, kernels)
+        attended = self.attention(x, kv_layer, context, rows)
+        residual = residual if rows is None else residual[rows]
+        x = self.mlp_norm.after_adding(attended, residual, kernels)
+        return self.mlp(x, kernels), residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +111,15 @@ class RotaryEmbedding:
     inverse_frequencies: Tensor  # [D / 2]
 
     @classmethod
-    def from_config(cls, config: ModelConfig) -> "RotaryEmbedding":
+    def from_config(cls, config: ModelConfig, device: torch.device) -> "RotaryEmbedding":
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
         frequencies = 1.0 / config.rope_theta**exponents
-        return cls(_scale_frequencies(frequencies, config.rope_scaling))
+        return cls(_scale_frequencies(frequencies, config.rope_scaling).to(device))
 
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, each `[N, 1, D / 2]`, of `positions` `[N]`."""
-        angles = (positions.float().unsqueeze(1) * self.inverse_frequencies).unsqueeze(1)
-        return angles.cos(), angles.sin()
+    def __call__(self, positions: Tensor) -> Rope:
+        """cos and sin of `positions` `[N]`."""
+        angles = positions.float().unsqueeze(1) * self.inverse_frequencies
+        return Rope(angles.cos(), angles.sin())
 
 
 def _scale_frequencies(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:

@@ -1,19 +1,22 @@
 """The Llama shape: Llama, Mistral without a window, Qwen2 (q, k, v biases) and Qwen3 (norm of q and k)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..kernels import AttentionPlan, Linear, pack_linear
+from ..kernels import AttentionPlan, KernelSet, Linear, QKNorm
 from ..vocab.model_config import ModelConfig
 from .layers import Attention, DecoderLayer, Embedding, ForwardContext, GatedMLP, RMSNorm, RotaryEmbedding
 from .weights import WeightReader
 
+LayerHook = Callable[[int], None]  # is told how many layers have been launched
+
 
 @dataclass(frozen=True, slots=True)
 class LlamaModel:
+    kernels: KernelSet
     embedding: Embedding
     rotary: RotaryEmbedding
     layers: tuple[DecoderLayer, ...]
@@ -26,29 +29,37 @@ class LlamaModel:
         positions: Tensor,
         plan: AttentionPlan,
         kv_layers: Sequence[Tensor],
-        output_rows: Tensor,
+        output_rows: Tensor | None,
+        on_layer: LayerHook | None = None,
     ) -> Tensor:
         """Compute the batch's tokens and write their keys and values into the cache.
 
         `input_ids` and `positions` are `[N]`, `kv_layers` one cache view per layer. Returns the hidden states after the
-        final norm of the tokens `output_rows` `[n]`, as `[n, hidden_size]`.
+        final norm of the tokens `output_rows` `[n]` (None: of all), as `[n, hidden_size]`. `on_layer(i)` is called when
+        the first i layers have been launched.
         """
-        context = ForwardContext(*self.rotary(positions), plan)
-        x = self.embedding(input_ids)
+        context = ForwardContext(self.kernels, self.rotary(positions), plan)
+        residual = self.embedding(input_ids)
+        update: Tensor | None = None
         # Behind the last attention only the wanted tokens matter.
-        last = None if len(output_rows) == len(input_ids) else output_rows
+        last = None if output_rows is None or len(output_rows) == len(input_ids) else output_rows
         for index, (layer, kv_layer) in enumerate(zip(self.layers, kv_layers, strict=True), start=1):
-            x = layer(x, kv_layer, context, last if index == len(self.layers) else None)
-        return self.norm(x)
+            update, residual = layer(update, residual, kv_layer, context, last if index == len(self.layers) else None)
+            if on_layer is not None:
+                on_layer(index)
+        assert update is not None
+        return self.norm.after_adding(update, residual, self.kernels)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[n, hidden_size]` after the final norm |-> `[n, vocab_size]`."""
+        """`[n, hidden_size]` after the final norm |-> `[n, vocab_size]` float32."""
         return self.lm_head(hidden)
 
 
-def build_llama(config: ModelConfig, weights: WeightReader, dtype: str) -> LlamaModel:
+def build_llama(config: ModelConfig, weights: WeightReader, kernels: KernelSet, dtype: str) -> LlamaModel:
     """Read and pack the weights under the names Hugging Face gives them."""
     embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    if weights.device.type != "cpu":
+        embedding = embedding.to(kernels.activation_dtype)
     if config.tie_word_embeddings:
         weights.ignore("lm_head.weight")  # some files store the tied matrix twice
         head = embedding
@@ -56,11 +67,12 @@ def build_llama(config: ModelConfig, weights: WeightReader, dtype: str) -> Llama
         head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
     weights.ignore("rotary_emb.inv_freq")  # old files store the frequencies, which follow from the config
     return LlamaModel(
-        embedding=Embedding(embedding),
-        rotary=RotaryEmbedding.from_config(config),
-        layers=tuple(_LayerBuilder(config, weights, dtype, i).layer() for i in range(config.num_layers)),
+        kernels=kernels,
+        embedding=Embedding(embedding, kernels.activation_dtype),
+        rotary=RotaryEmbedding.from_config(config, weights.device),
+        layers=tuple(_LayerBuilder(config, weights, kernels, dtype, i).layer() for i in range(config.num_layers)),
         norm=RMSNorm(weights.take("model.norm.weight", config.hidden_size).float(), config.rms_norm_eps),
-        lm_head=pack_linear(head, None, dtype),
+        lm_head=kernels.pack_head(head, dtype),
     )
 
 
@@ -68,14 +80,15 @@ def build_llama(config: ModelConfig, weights: WeightReader, dtype: str) -> Llama
 class _LayerBuilder:
     config: ModelConfig
     weights: WeightReader
+    kernels: KernelSet
     dtype: str
     index: int
 
     def layer(self) -> DecoderLayer:
         return DecoderLayer(
-            attention_norm=self._norm("input_layernorm", self.config.hidden_size),
+            attention_norm=self._norm("input_layernorm"),
             attention=self._attention(),
-            mlp_norm=self._norm("post_attention_layernorm", self.config.hidden_size),
+            mlp_norm=self._norm("post_attention_layernorm"),
             mlp=self._mlp(),
         )
 
@@ -89,9 +102,12 @@ class _LayerBuilder:
             head_dim=config.head_dim,
             qkv=self._fused(parts, config.attention_bias),
             out=self._linear("self_attn.o_proj", config.hidden_size, width),
-            q_norm=self._norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
-            k_norm=self._norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
+            qk_norm=self._qk_norm() if config.qk_norm else None,
         )
+
+    def _qk_norm(self) -> QKNorm:
+        q, k = (self._take(f"self_attn.{n}_norm.weight", self.config.head_dim).float() for n in ("q", "k"))
+        return QKNorm(q, k, self.config.rms_norm_eps)
 
     def _mlp(self) -> GatedMLP:
         size = self.config.intermediate_size
@@ -104,13 +120,13 @@ class _LayerBuilder:
         """One matrix product for several projections of the same input: name |-> out_features."""
         weight = torch.cat([self._take(f"{n}.weight", rows, self.config.hidden_size) for n, rows in parts.items()])
         biases = torch.cat([self._take(f"{n}.bias", rows) for n, rows in parts.items()]) if bias else None
-        return pack_linear(weight, biases, self.dtype)
+        return self.kernels.pack_linear(weight, biases, self.dtype)
 
     def _linear(self, name: str, out_features: int, in_features: int) -> Linear:
-        return pack_linear(self._take(f"{name}.weight", out_features, in_features), None, self.dtype)
+        return self.kernels.pack_linear(self._take(f"{name}.weight", out_features, in_features), None, self.dtype)
 
-    def _norm(self, name: str, size: int) -> RMSNorm:
-        return RMSNorm(self._take(f"{name}.weight", size).float(), self.config.rms_norm_eps)
+    def _norm(self, name: str) -> RMSNorm:
+        return RMSNorm(self._take(f"{name}.weight", self.config.hidden_size).float(), self.config.rms_norm_eps)
 
     def _take(self, name: str, *shape: int) -> Tensor:
         return self.weights.take(f"model.layers.{self.index}.{name}", *shape)

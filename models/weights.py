@@ -6,6 +6,7 @@ Only safetensors: `.bin` and `.pt` files are pickles, which run code when they a
 from pathlib import Path
 from types import TracebackType
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -14,13 +15,14 @@ from ..vocab.model_folder import weight_files
 
 
 class WeightReader:
-    """Hands out each tensor of a model folder once, checks its shape, and at the end names what was left.
+    """Hands out each tensor of a model folder once, on `device`, checks its shape, and at the end names what was left.
 
     Use it as a context manager; tensors stay valid afterwards. Raises ConfigurationError for missing files, missing,
     misshapen or unexpected tensors.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, device: torch.device):
+        self.device = device
         self._folder = folder
         self._file_of: dict[str, str] = {}  # tensor name |-> file name
         self._open: dict[str, safe_open] = {}
@@ -42,7 +44,7 @@ class WeightReader:
             )
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`, which must have this shape, in the dtype of the file."""
+        """The tensor `name`, which must have this shape, in the dtype of the file and on the reader's device."""
         if name not in self._file_of:
             raise ConfigurationError(
                 f"{self._folder}: the weights lack the tensor {name}. The download may be incomplete, or config.json "
@@ -56,7 +58,7 @@ class WeightReader:
                 f"{list(shape)}. Check that config.json belongs to these weights."
             )
         self._left.discard(name)
-        return tensor
+        return tensor.to(self.device)  # on the CPU still the mapped file
 
     def ignore(self, suffix: str) -> None:
         """Accept tensors whose name ends so without reading them."""

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from baton.core.config import EngineConfig
 from baton.engine.engine import Engine, load_engine
+from baton.engine.feedback import make_feedback
 from baton.engine.forward_batch import Chunk, ForwardBatch, build_forward_batch
-from baton.kernels import pack_linear, paged_attention, plan_attention, store_kv
+from baton.engine.staging import HostStager
+from baton.kernels.cpu import pack_linear, paged_attention, store_kv
 
 BLOCK_SIZE = 16
 CONTEXT = 256
@@ -74,8 +76,10 @@ def attention_parts(engine: Engine, batch: ForwardBatch) -> Measured:
     query = heads[:, : config.num_heads]
     key_value = heads[:, config.num_heads :].view(-1, 2, config.num_kv_heads, config.head_dim)
 
+    stager = HostStager(engine.pool, make_feedback(torch.device("cpu")))
+
     def run() -> None:
-        plan = plan_attention(layers[0], batch.slot_mapping, batch.cu_seqlens, batch.context_lens, batch.block_tables)
+        plan = stager.stage(batch).plan
         for layer in layers:
             store_kv(layer, key_value, plan)
             paged_attention(query, key_value, layer, plan)

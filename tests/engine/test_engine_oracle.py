@@ -49,7 +49,7 @@ def generate_all(engine: Engine, cases: list[Case]) -> list[list[int]]:
             chunks.append(Chunk(new, done - len(new), tables[i], wants_hidden=True))
             rows.append(SamplingRow(SamplingParams(temperature=0.0), 0, done))
         hidden = engine.runner.forward(build_forward_batch(chunks, size))
-        for i, token in zip(which, engine.sampler.sample(engine.runner.logits(hidden), rows), strict=True):
+        for i, token in zip(which, engine.sampler.launch(engine.runner.logits(hidden), rows).token_ids(), strict=True):
             outputs[i].append(token)
 
     for i in range(len(cases)):

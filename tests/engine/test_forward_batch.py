@@ -1,5 +1,7 @@
 """build_forward_batch against a literal and against a naive model that goes token by token."""
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,16 +11,18 @@ from baton.engine.forward_batch import Chunk, build_forward_batch
 
 
 def test_the_example_of_the_docstring() -> None:
-    a = Chunk([15, 16, 17], start=5, block_table=[4, 2], wants_hidden=False)
-    b = Chunk([29], start=9, block_table=(7, 0, 1), wants_hidden=True)
+    a = Chunk([29], start=9, block_table=(7, 0, 1), wants_hidden=True, is_decode=True, feedback_slot=3)
+    b = Chunk([15, 16, 17], start=5, block_table=[4, 2, 9], wants_hidden=False)
     batch = build_forward_batch([a, b], block_size=4)
-    assert batch.input_ids.tolist() == [15, 16, 17, 29]
-    assert batch.positions.tolist() == [5, 6, 7, 9]
-    assert batch.slot_mapping.tolist() == [2 * 4 + 1, 2 * 4 + 2, 2 * 4 + 3, 1 * 4 + 1]
-    assert batch.cu_seqlens == [0, 3, 4]
-    assert batch.context_lens == [8, 10]
-    assert batch.block_tables == [[4, 2], (7, 0, 1)]
-    assert batch.output_rows.tolist() == [3]
+    assert batch.input_ids.tolist() == [29, 15, 16, 17]
+    assert batch.positions.tolist() == [9, 5, 6, 7]
+    assert batch.slot_mapping.tolist() == [1 * 4 + 1, 2 * 4 + 1, 2 * 4 + 2, 2 * 4 + 3]
+    assert batch.cu_seqlens == [0, 1, 4]
+    assert batch.context_lens == [10, 8]
+    assert [table.tolist() for table in batch.block_tables] == [[7, 0, 1], [4, 2]]
+    assert batch.output_rows.tolist() == [0]
+    assert batch.feedback_slots.tolist() == [3]
+    assert batch.num_decodes == 1
     assert batch.num_tokens == 4
 
 
@@ -32,8 +36,11 @@ def chunk_lists(draw: st.DrawFn) -> tuple[list[Chunk], int]:
         spare = draw(st.integers(0, 2))
         num_blocks = -(-(start + len(tokens)) // block_size) + spare
         table = draw(st.lists(st.integers(0, 500), min_size=num_blocks, max_size=num_blocks))
-        chunks.append(Chunk(tokens, start, table, draw(st.booleans())))
-    return chunks, block_size
+        kind = draw(st.sampled_from([list, tuple, lambda ids: array("i", ids)]))
+        is_decode = len(tokens) == 1 and draw(st.booleans())
+        slot = draw(st.integers(-1, 5)) if is_decode else -1
+        chunks.append(Chunk(tokens, start, kind(table), draw(st.booleans()), is_decode, slot))
+    return sorted(chunks, key=lambda chunk: not chunk.is_decode), block_size
 
 
 @given(chunk_lists())
@@ -52,10 +59,20 @@ def test_equals_the_naive_model(drawn: tuple[list[Chunk], int]) -> None:
             assert int(batch.slot_mapping[row]) == slots[position]
             row += 1
         assert batch.context_lens[s] == chunk.start + len(chunk.token_ids)
+        assert batch.block_tables[s].tolist() == list(chunk.block_table[: -(-batch.context_lens[s] // block_size)])
         if chunk.wants_hidden:
             wanted.append(row - 1)
     assert batch.num_tokens == batch.cu_seqlens[-1] == len(batch.input_ids) == row
     assert batch.output_rows.tolist() == wanted
+    assert batch.feedback_slots.tolist() == [chunk.feedback_slot for chunk in chunks if chunk.is_decode]
+
+
+def test_a_batch_keeps_nothing_of_a_table_that_grows() -> None:
+    """A numpy view of an array would forbid its owner to append a block."""
+    table = array("i", [3, 5])
+    batch = build_forward_batch([Chunk([1], 4, table, True, is_decode=True)], 4)
+    table.append(7)
+    assert [ids.tolist() for ids in batch.block_tables] == [[3, 5]]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +82,9 @@ def test_equals_the_naive_model(drawn: tuple[list[Chunk], int]) -> None:
         ([Chunk([], 0, [1], True)], "needs tokens"),
         ([Chunk([1], -1, [1], True)], "start of 0 or more, not -1"),
         ([Chunk([1, 2], 3, [1], True)], "1 blocks of 4 cannot hold 5 tokens"),
+        ([Chunk([1, 2], 0, [1], True, is_decode=True)], "a decode is one token"),
+        ([Chunk([1], 0, [1], True), Chunk([1], 0, [2], True, is_decode=True)], "decodes come first"),
+        ([Chunk([1], 0, [1], True, feedback_slot=0)], "only a decode reads its token from a feedback slot"),
     ],
 )
 def test_what_cannot_be_computed_is_our_bug(chunks: list[Chunk], message: str) -> None:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from baton.core import counted_random
 from baton.core.errors import LocalProtocolError
 from baton.core.request import SamplingParams
-from baton.engine.sampler import Sampler, SamplingRow, lowest_kept
+from baton.engine.feedback import make_feedback
+from baton.engine.sampler import HostSampler, SamplingRow, lowest_kept
 
-SAMPLER = Sampler()
+FEEDBACK = make_feedback(torch.device("cpu"))
+SAMPLER = HostSampler(FEEDBACK)
 
 
 def random_logits(rows: int, vocab_size: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from baton.kernels import apply_rope, reference, rms_norm, silu_and_mul
+from baton.kernels import reference
+from baton.kernels.cpu import apply_rope, rms_norm, silu_and_mul
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.kernels import fp16_linear_available, pack_linear
+from baton.kernels.cpu import fp16_linear_available, pack_linear
 
 needs_fbgemm = pytest.mark.skipif(not fp16_linear_available(), reason="this torch has no FBGEMM")
 
@@ -41,7 +41,7 @@ def test_reads_every_float_dtype(stored: torch.dtype) -> None:
 
 
 def test_falls_back_to_float32_without_fbgemm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.kernels.linear.fp16_linear_available", lambda: False)
+    monkeypatch.setattr("baton.kernels.cpu.linear.fp16_linear_available", lambda: False)
     weight = torch.tensor([[1.0 + 2.0**-12]])
     assert pack_linear(weight, None, "float16")(torch.ones(1, 1)).item() == 1.0 + 2.0**-12
 

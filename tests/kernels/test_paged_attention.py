@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.kernels import paged_attention, plan_attention, reference, store_kv
+from baton.kernels import reference
+from baton.kernels.cpu import paged_attention, plan_attention, store_kv
 
 NUM_LAYERS, HEAD_DIM = 3, 16
 
@@ -50,7 +51,13 @@ class Batch:
             self.query, expected_cache[:, layer], self.cu_seqlens, self.context_lens, self.tables
         )
         kv_layer = self.cache[:, layer]
-        plan = plan_attention(kv_layer, torch.tensor(self.slots), self.cu_seqlens, self.context_lens, self.tables)
+        plan = plan_attention(
+            kv_layer,
+            torch.tensor(self.slots),
+            self.cu_seqlens,
+            self.context_lens,
+            [torch.tensor(t) for t in self.tables],
+        )
         store_kv(kv_layer, self.key_value, plan)
         actual = paged_attention(self.query, self.key_value, kv_layer, plan)
         assert actual.is_contiguous()
@@ -96,7 +103,7 @@ def test_a_query_that_likes_one_key_returns_its_value() -> None:
     key_value = torch.tensor([[[[0.0, 0.0]], [[1.0, 1.0]]]])
     query = torch.tensor([[[100.0, 0.0]]])
     layer = cache[:, 0]
-    plan = plan_attention(layer, torch.tensor([0]), [0, 1], [2], [[1, 0]])
+    plan = plan_attention(layer, torch.tensor([0]), [0, 1], [2], [torch.tensor([1, 0])])
     store_kv(layer, key_value, plan)
     assert paged_attention(query, key_value, layer, plan).tolist() == [[7.0, 8.0]]
     assert cache[0, 0, :, 0, 0].tolist() == [[0.0, 0.0], [1.0, 1.0]]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.kernels import plan_attention
+from baton.kernels.cpu import CpuKernels, plan_attention
 from baton.models.registry import Model, load_model
 from baton.vocab.model_config import ModelConfig, load_model_config
 
@@ -46,7 +46,7 @@ def logits_of(model: Model, config: ModelConfig, token_ids: list[int]) -> torch.
     cache = torch.full((num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim), torch.nan)
     layers = [cache[:, i] for i in range(config.num_layers)]
     positions = torch.arange(count)
-    plan = plan_attention(layers[0], positions, [0, count], [count], [list(range(num_blocks))])
+    plan = plan_attention(layers[0], positions, [0, count], [count], [torch.arange(num_blocks)])
     return model.logits(model.forward(torch.tensor(token_ids), positions, plan, layers, positions))
 
 
@@ -60,7 +60,7 @@ def test_logits_equal_transformers(
     folder = save_model(family, **settings)
     config = load_model_config(folder)
     expected = oracle_logits(folder, TOKEN_IDS)
-    actual = logits_of(load_model(config, folder, "float32"), config, TOKEN_IDS)
+    actual = logits_of(load_model(config, folder, CpuKernels(), "float32"), config, TOKEN_IDS)
     assert expected.std() > 0.5
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
@@ -71,7 +71,7 @@ def test_fp16_weights_stay_close(
     folder = save_model("llama")
     config = load_model_config(folder)
     expected = oracle_logits(folder, TOKEN_IDS)
-    actual = logits_of(load_model(config, folder, "float16"), config, TOKEN_IDS)
+    actual = logits_of(load_model(config, folder, CpuKernels(), "float16"), config, TOKEN_IDS)
     assert (actual - expected).norm() < 0.01 * expected.norm()
 
 
@@ -81,18 +81,18 @@ def test_half_precision_files_are_computed_in_fp32(
 ) -> None:
     folder = save_model("llama", dtype=dtype)
     config = load_model_config(folder)
-    actual = logits_of(load_model(config, folder, "float32"), config, TOKEN_IDS)
+    actual = logits_of(load_model(config, folder, CpuKernels(), "float32"), config, TOKEN_IDS)
     torch.testing.assert_close(actual, oracle_logits(folder, TOKEN_IDS), rtol=1e-4, atol=1e-4)
 
 
 def test_only_the_wanted_rows_come_back_in_their_order(save_model: Callable[..., Path]) -> None:
     folder = save_model("llama")
     config = load_model_config(folder)
-    model = load_model(config, folder, "float32")
+    model = load_model(config, folder, CpuKernels(), "float32")
     cache = torch.zeros((1, config.num_layers, 2, config.num_kv_heads, 16, config.head_dim))
     layers = [cache[:, i] for i in range(config.num_layers)]
     positions = torch.arange(10)
-    plan = plan_attention(layers[0], positions, [0, 10], [10], [[0]])
+    plan = plan_attention(layers[0], positions, [0, 10], [10], [torch.tensor([0])])
     ids = torch.tensor(TOKEN_IDS[:10])
     everything = model.forward(ids, positions, plan, layers, positions)
     for rows in ([], [9], [7, 2]):

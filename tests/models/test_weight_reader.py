@@ -10,9 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.core.errors import ConfigurationError
+from baton.kernels.cpu import CpuKernels
 from baton.models.registry import load_model
 from baton.models.weights import WeightReader
 from baton.vocab.model_config import load_model_config
+
+CPU = torch.device("cpu")
 
 
 def write(folder: Path, **tensors: torch.Tensor) -> None:
@@ -21,7 +24,7 @@ def write(folder: Path, **tensors: torch.Tensor) -> None:
 
 def test_hands_out_what_is_in_the_file(tmp_path: Path) -> None:
     write(tmp_path, a=torch.arange(6.0).view(2, 3), b=torch.ones(4, dtype=torch.float16))
-    with WeightReader(tmp_path) as weights:
+    with WeightReader(tmp_path, CPU) as weights:
         a, b = weights.take("a", 2, 3), weights.take("b", 4)
     assert a.tolist() == [[0, 1, 2], [3, 4, 5]]  # valid after the reader is closed
     assert b.dtype == torch.float16
@@ -29,31 +32,37 @@ def test_hands_out_what_is_in_the_file(tmp_path: Path) -> None:
 
 def test_missing_tensor(tmp_path: Path) -> None:
     write(tmp_path, a=torch.ones(1))
-    with pytest.raises(ConfigurationError, match=r"lack the tensor model\.norm\.weight"), WeightReader(tmp_path) as w:
+    with (
+        pytest.raises(ConfigurationError, match=r"lack the tensor model\.norm\.weight"),
+        WeightReader(tmp_path, CPU) as w,
+    ):
         w.take("model.norm.weight", 1)
 
 
 def test_wrong_shape(tmp_path: Path) -> None:
     write(tmp_path, a=torch.ones(2, 3))
     with pytest.raises(ConfigurationError, match=r"a has shape \[2, 3\], config.json asks for \[3, 2\]"):
-        WeightReader(tmp_path).take("a", 3, 2)
+        WeightReader(tmp_path, CPU).take("a", 3, 2)
 
 
 def test_unexpected_tensors_are_named_but_not_all_of_a_thousand(tmp_path: Path) -> None:
     write(tmp_path, **{f"t{i}": torch.ones(1) for i in range(9)})
-    with pytest.raises(ConfigurationError, match=r"t1, t2, t3, t4, t5 and 3 more"), WeightReader(tmp_path) as weights:
+    with (
+        pytest.raises(ConfigurationError, match=r"t1, t2, t3, t4, t5 and 3 more"),
+        WeightReader(tmp_path, CPU) as weights,
+    ):
         weights.take("t0", 1)
 
 
 def test_ignored_tensors_are_not_unexpected(tmp_path: Path) -> None:
     write(tmp_path, **{"layers.0.rotary_emb.inv_freq": torch.ones(1)})
-    with WeightReader(tmp_path) as weights:
+    with WeightReader(tmp_path, CPU) as weights:
         weights.ignore("rotary_emb.inv_freq")
 
 
 def test_an_error_inside_is_not_covered_by_left_over_tensors(tmp_path: Path) -> None:
     write(tmp_path, a=torch.ones(1))
-    with pytest.raises(KeyError), WeightReader(tmp_path):
+    with pytest.raises(KeyError), WeightReader(tmp_path, CPU):
         raise KeyError
 
 
@@ -61,18 +70,18 @@ def test_an_error_inside_is_not_covered_by_left_over_tensors(tmp_path: Path) -> 
 def test_pickles_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     with pytest.raises(ConfigurationError, match="are never read, because loading them can run code"):
-        WeightReader(tmp_path)
+        WeightReader(tmp_path, CPU)
 
 
 def test_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json"):
-        WeightReader(tmp_path)
+        WeightReader(tmp_path, CPU)
 
 
 def test_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        WeightReader(tmp_path)
+        WeightReader(tmp_path, CPU)
 
 
 def test_a_file_cut_short(tmp_path: Path) -> None:
@@ -80,7 +89,7 @@ def test_a_file_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        WeightReader(tmp_path)
+        WeightReader(tmp_path, CPU)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": {"a": 3}}', "{}"])
@@ -89,20 +98,20 @@ def test_damaged_index(tmp_path: Path, content: str) -> None:
     with pytest.raises(
         ConfigurationError, match=r"index\.json (is not valid JSON|holds no JSON object|does not map tensors)"
     ):
-        WeightReader(tmp_path)
+        WeightReader(tmp_path, CPU)
 
 
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/model.safetensors", "sub/model.safetensors"])
 def test_an_index_must_stay_in_its_folder(tmp_path: Path, file: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
     with pytest.raises(ConfigurationError, match="does not map tensors to files of its folder"):
-        WeightReader(tmp_path)
+        WeightReader(tmp_path, CPU)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
     with pytest.raises(ConfigurationError, match=r"one\.safetensors cannot be read"):
-        WeightReader(tmp_path)
+        WeightReader(tmp_path, CPU)
 
 
 def test_shards_give_the_model_of_the_single_file(save_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -114,12 +123,12 @@ def test_shards_give_the_model_of_the_single_file(save_model: Callable[..., Path
         tensors |= load_file(file)
     save_file(tensors, tmp_path / "model.safetensors")
     config = load_model_config(sharded)
-    one, many = (load_model(config, folder, "float32") for folder in (tmp_path, sharded))
+    one, many = (load_model(config, folder, CpuKernels(), "float32") for folder in (tmp_path, sharded))
     assert torch.equal(one.embedding.weight, many.embedding.weight)
     x = torch.ones(1, config.hidden_size)
     for a, b in zip(one.layers, many.layers, strict=True):
         assert torch.equal(a.attention.qkv(x), b.attention.qkv(x))
-        assert torch.equal(a.mlp(x), b.mlp(x))
+        assert torch.equal(a.mlp(x, CpuKernels()), b.mlp(x, CpuKernels()))
 
 
 def test_a_tied_model_may_store_its_head_twice(save_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -128,10 +137,10 @@ def test_a_tied_model_may_store_its_head_twice(save_model: Callable[..., Path], 
     assert "lm_head.weight" not in tensors
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, tmp_path / "model.safetensors")
-    load_model(load_model_config(folder), tmp_path, "float32")
+    load_model(load_model_config(folder), tmp_path, CpuKernels(), "float32")
 
 
 def test_unknown_family(tiny_model: Path) -> None:
     config = msgspec.structs.replace(load_model_config(tiny_model), family="mamba")
     with pytest.raises(ConfigurationError, match=r"'mamba' is not supported\. Supported are llama, mistral"):
-        load_model(config, tiny_model, "float32")
+        load_model(config, tiny_model, CpuKernels(), "float32")

@@ -44,12 +44,13 @@ def plan_attention(
     slot_mapping: Tensor,
     cu_seqlens: Sequence[int],
     context_lens: Sequence[int],
-    block_tables: Sequence[Sequence[int]],
+    block_tables: Sequence[Tensor],
 ) -> AttentionPlan:
     """Prepare a batch for `store_kv` and `paged_attention`; any layer's view serves, since all have equal strides.
 
     `slot_mapping` `[num_tokens]` says where each new token goes. Sequence s owns the tokens `cu_seqlens[s]` to
-    `cu_seqlens[s + 1]`: the last ones of its `context_lens[s]` tokens, which lie in `block_tables[s]`.
+    `cu_seqlens[s + 1]`: the last ones of its `context_lens[s]` tokens, which lie in the blocks `block_tables[s]`
+    (int64, at least as many as they need).
     """
     _, _, num_kv_heads, block_size, head_dim = kv_layer.shape
     block_stride = kv_layer.stride(0) // (block_size * head_dim)
@@ -66,7 +67,7 @@ def plan_attention(
         key, value = buffer.view(2, 1, num_kv_heads, num_blocks[s] * block_size, head_dim)[..., :length, :]
         block_rows = mask = None
         if num_tokens == 1 or num_tokens < length:
-            table = torch.tensor(block_tables[s][: num_blocks[s]])
+            table = block_tables[s][: num_blocks[s]]
             block_rows = (heads.unsqueeze(1) + table * block_stride).view(-1)
         if 1 < num_tokens < length:
             mask = key.new_full((num_tokens, length), -torch.inf).triu_(length - num_tokens + 1)

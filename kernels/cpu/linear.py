@@ -5,14 +5,14 @@ step on few rows, which is bound by reading weights, is up to twice as fast (rel
 torch's own matrix product. bf16 and torch's int4/int8 matmuls are slower than fp32 on AVX2, so they are not offered.
 """
 
-from collections.abc import Callable
 from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Linear = Callable[[Tensor], Tensor]  # [n, in_features] |-> [n, out_features]
+from ..kernel_set import Linear
+
 LINEAR_DTYPES = ("float16", "float32")
 
 

@@ -1,0 +1,20 @@
+"""The CPU path: plain torch, shaped by what costs time on a few cores."""
+
+from .attention import AttentionPlan, paged_attention, plan_attention, store_kv
+from .elementwise import apply_rope, rms_norm, silu_and_mul
+from .kernels import CpuKernels
+from .linear import LINEAR_DTYPES, fp16_linear_available, pack_linear
+
+__all__ = [
+    "LINEAR_DTYPES",
+    "AttentionPlan",
+    "CpuKernels",
+    "apply_rope",
+    "fp16_linear_available",
+    "pack_linear",
+    "paged_attention",
+    "plan_attention",
+    "rms_norm",
+    "silu_and_mul",
+    "store_kv",
+]

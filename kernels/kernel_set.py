@@ -1,0 +1,71 @@
+"""KernelSet: the ops that models are written in, whatever computes them.
+
+N is the number of tokens of the batch, packed without padding; H and KVH are query and key/value heads, D head_dim.
+`heads` is the fused projection `[N, H + 2 * KVH, D]`: queries, keys and values of a token side by side. `kv_layer` is
+one layer's view of the cache, `[num_blocks, 2, KVH, block_size, D]`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+Linear = Callable[[Tensor], Tensor]  # [n, in_features] |-> [n, out_features]
+
+# Where the tokens of one batch lie, as one kernel set needs it: made by that set, the same for every layer.
+AttentionPlan = Any
+
+
+class Rope(NamedTuple):
+    """Angles of the rotary embedding, float32, one row per token of the batch."""
+
+    cos: Tensor  # [N, D / 2]
+    sin: Tensor  # [N, D / 2]
+
+
+class QKNorm(NamedTuple):
+    """An RMSNorm over head_dim that queries and keys pass before the rotation (Qwen3)."""
+
+    q_weight: Tensor  # [D]
+    k_weight: Tensor  # [D]
+    eps: float
+
+
+class KernelSet(Protocol):
+    """Activations are `activation_dtype` between the ops; weights are packed once, when the model is built."""
+
+    @property
+    def activation_dtype(self) -> torch.dtype: ...
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, dtype: str) -> Linear:
+        """Make `x @ weight.T + bias` ready to run; `weight` `[out_features, in_features]`, kept as `dtype`."""
+
+    def pack_head(self, weight: Tensor, dtype: str) -> Linear:
+        """The same for the matrix `[vocab_size, hidden_size]` that makes logits, which are float32."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`[N, size]` |-> its RMSNorm over the last dimension."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`residual += x` in place; returns the RMSNorm of the sum."""
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up` of `[N, 2 * size]`, gate first."""
+
+    def norm_rope_store(
+        self,
+        heads: Tensor,
+        num_heads: int,
+        qk_norm: QKNorm | None,
+        rope: Rope,
+        kv_layer: Tensor,
+        plan: AttentionPlan,
+    ) -> None:
+        """Normalise and rotate queries and keys, and write keys and values into the slots of the plan.
+
+        The queries are changed in place; what is left in the keys' and values' place is for `attention` alone.
+        """
+
+    def attention(self, heads: Tensor, num_heads: int, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
+        """Causal attention of each token over its own sequence, after `norm_rope_store`; returns `[N, H * D]`."""
