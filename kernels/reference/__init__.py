@@ -5,18 +5,26 @@ head h reads key head h // (H // KVH)), D head_dim; `kv_layer` is `[num_blocks, 
 """
 
 from .attention import paged_attention, store_kv
-from .elementwise import apply_rope, rms_norm, silu_and_mul
+from .block_copy import gather_tokens, scatter_tokens
+from .checksum import checksum
+from .elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .gemm import int8_linear, linear, moe_forward, quantize_int8, route_experts
+from .rope_store import norm_rope_store
 
 __all__ = [
+    "add_rms_norm",
     "apply_rope",
+    "checksum",
+    "gather_tokens",
     "int8_linear",
     "linear",
     "moe_forward",
+    "norm_rope_store",
     "paged_attention",
     "quantize_int8",
     "rms_norm",
     "route_experts",
+    "scatter_tokens",
     "silu_and_mul",
     "store_kv",
 ]

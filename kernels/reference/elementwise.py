@@ -9,6 +9,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`residual += x` in place, rounded to its dtype, then `rms_norm` of it."""
+    residual += x
+    return rms_norm(residual, weight, eps)
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate `x` `[num_tokens, heads, D]` by `cos`, `sin` `[num_tokens, D / 2]` (Su et al., 2021).
 
