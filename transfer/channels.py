@@ -8,11 +8,13 @@ The number of sockets follows the number of processes, never the number of reque
 is full is an error the caller sees, so what was sent without one arrives as long as the connection lives.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from socket import socketpair
 
 import zmq
 
@@ -47,6 +49,10 @@ class WorkerChannels:
         self._context: zmq.Context[Socket] = zmq.Context()
         self._authenticator = Authenticator(self._context, keys)
         self._poller = zmq.Poller()
+        self._woken, self._waker = socketpair()  # threads that want the loop's attention write a byte
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+        self._poller.register(self._woken, zmq.POLLIN)
         self._routers: list[Socket] = []
         self._dealers: list[Socket] = []  # one per joined address
         self._gateways: dict[NodeRef, Socket] = {}  # gateway that said something |-> its DEALER
@@ -92,6 +98,9 @@ class WorkerChannels:
         """All messages that are there now, in each sender's order; waits at most `timeout_s` while there is none."""
         received: list[Incoming] = []
         for socket, _ in self._poller.poll(round(timeout_s * 1000)):
+            if isinstance(socket, int):
+                self._woken.recv(MAX_POLLED)
+                continue
             frames_before = 1 if socket in self._routers else 0  # a ROUTER puts the routing id in front
             while len(received) < MAX_POLLED:
                 try:
@@ -106,6 +115,11 @@ class WorkerChannels:
                     self._heard_from_gateway(incoming.sender, socket)
                 received.append(incoming)
         return received
+
+    def wake(self) -> None:
+        """From any thread: `poll` returns at once, or the next one does."""
+        with contextlib.suppress(OSError):  # full of bytes that wake it already, or closed
+            self._waker.send(b"w")
 
     def _decode(self, parts: list[zmq.Frame]) -> Incoming | None:
         if not 1 <= len(parts) <= 2:
@@ -190,6 +204,8 @@ class WorkerChannels:
                 dealer.linger = GOODBYE_LINGER_MS  # a hand-over that ended here may still be on its way
         for socket in (*self._routers, *self._dealers, *peers):
             socket.close()
+        self._woken.close()
+        self._waker.close()
         self._context.term()
         self._authenticator.join()
 

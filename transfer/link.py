@@ -14,6 +14,7 @@ from ..core.config import TransferConfig
 from ..core.errors import RemoteProtocolError
 from ..core.layout import BlockLayout
 from ..core.messages import (
+    GroupKey,
     KVAbort,
     KVCommit,
     KVCredit,
@@ -31,8 +32,6 @@ from .link_types import (
     HandedOver,
     LinkCounts,
     LinkEvent,
-    LinkSurroundings,
-    LinkTotals,
     MessageChannels,
     PieceStore,
     ReceiveFailed,
@@ -40,7 +39,9 @@ from .link_types import (
     SendFailed,
 )
 from .receiving import Receiving
+from .rings import RingMaker
 from .sending import Sending
+from .surroundings import LinkSurroundings, LinkTotals
 from .wire import Incoming
 
 __all__ = [
@@ -75,7 +76,8 @@ class KVLink:
     ) -> None:
         self._totals = LinkTotals()
         self._held = HeldMessages(config.lease_s)
-        around = LinkSurroundings(channels, store, layout, config, run_dir, me, self._totals, self._held)
+        self._rings = RingMaker(config, run_dir, me, channels)
+        around = LinkSurroundings(channels, store, layout, config, self._rings, self._totals, self._held)
         self._sending = Sending(around)
         self._receiving = Receiving(around)
 
@@ -117,7 +119,7 @@ class KVLink:
         self._receiving.open(request_id, peer, block_table, first_missing, num_tokens, now)
 
     def transport_of(self, peer: NodeRef) -> str:
-        """How KV from this peer comes: "shared_memory" or "tcp". Raises PeerUnreachable, ConfigurationError."""
+        """How KV from this peer comes, as in TransferConfig.transport. Raises PeerUnreachable, ConfigurationError."""
         return self._receiving.transport_to(peer)
 
     # ---- both --------------------------------------------------------------------------------------------------
@@ -133,8 +135,13 @@ class KVLink:
             match incoming.body:
                 case RingOffer() | KVGrant() | KVCredit():
                     self._sending.handle(incoming.sender, incoming.body, now)
-                case KVPiece() | KVProgress() | KVCommit() | RingGone():
+                case KVPiece() | KVProgress() | KVCommit():
                     self._receiving.handle(incoming, now)
+                case RingGone(ring_id=ring_id) | GroupKey(ring_id=ring_id) as about_ring:
+                    if self._sending.has_ring(incoming.sender, ring_id):
+                        self._sending.handle(incoming.sender, about_ring, now)
+                    else:
+                        self._receiving.handle(incoming, now)
                 case KVAbort() as abort:
                     if not (
                         self._sending.take_abort(incoming.sender, abort)
@@ -169,12 +176,14 @@ class KVLink:
             bytes_received=self._totals.bytes_received,
             messages_refused=self._totals.messages_refused,
             messages_unsent=self._totals.messages_unsent,
+            staging_bytes=self._sending.staging_bytes + self._receiving.staging_bytes,
         )
 
     def close(self) -> None:
-        """Give the staging memory back."""
+        """Give the staging memory back and wait for the threads of groups."""
         self._sending.close()
         self._receiving.close()
+        self._rings.close()
 
     def _take_events(self) -> list[LinkEvent]:
         events = self._sending.events + self._receiving.events

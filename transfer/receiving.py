@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from ..core.errors import ConfigurationError, RemoteProtocolError, RequestError
 from ..core.messages import (
+    GroupKey,
     KVAbort,
     KVCommit,
     KVCredit,
@@ -22,15 +24,16 @@ from ..core.messages import (
     RingOffer,
 )
 from ..core.timeline import Station, Timeline
-from .backends.ring_backend import ReceiverBackend
-from .backends.shared_memory import SharedMemoryReceiver
-from .backends.tcp import TcpReceiver
-from .link_types import HandedOver, LinkEvent, LinkSurroundings, ReceiveFailed
+from .backends.ring_backend import ReceiverBackend, RingBroken
+from .link_types import HandedOver, LinkEvent, ReceiveFailed
 from .ring import ReceiverRing
 from .session import KVReceiver
+from .surroundings import LinkSurroundings
 from .wire import Incoming, PeerUnreachable
 
 logger = logging.getLogger(__name__)
+
+BREAKS_FOR_GOOD = ("gloo", "nccl")  # a group that broke once is not formed again
 
 
 @dataclass
@@ -52,6 +55,7 @@ class _Ring:
     ring_id: int
     slots: ReceiverRing
     backend: ReceiverBackend
+    announced: deque[tuple[KVPiece, memoryview | None]] = field(default_factory=deque)  # published, not copied out
 
 
 class Receiving:
@@ -59,12 +63,15 @@ class Receiving:
         self._around = around
         self._incoming: dict[str, _Incoming] = {}  # request id |-> hand-over
         self._rings: dict[NodeRef, _Ring] = {}
-        self._cannot_share: set[NodeRef] = set()  # peers that could not use shared memory
         self.events: list[LinkEvent] = []  # taken by KVLink
 
     @property
     def num_sessions(self) -> int:
         return len(self._incoming)
+
+    @property
+    def staging_bytes(self) -> int:
+        return sum(ring.backend.num_bytes for ring in self._rings.values())
 
     # ---- the role's calls --------------------------------------------------------------------------------------
 
@@ -100,41 +107,22 @@ class Receiving:
         """The transport of the ring that is there, else of the one that would be made."""
         if peer in self._rings:
             return self._rings[peer].backend.transport
-        wanted, me = self._around.config.transport, self._around.me
-        shares = bool(self._around.run_dir) and self._around.channels.peer_info(peer).host_digest == me.host_digest
-        if wanted == "shared_memory" and not shares:
-            raise ConfigurationError(
-                f"{peer.node_id} shares no run directory with {me.ref.node_id}; use --transport auto or tcp"
-            )
-        return "shared_memory" if wanted != "tcp" and shares and peer not in self._cannot_share else "tcp"
+        return self._around.rings.transport_to(peer)
 
     def _ring_for(self, peer: NodeRef) -> _Ring:
         """The ring of this pair, made and offered on first use."""
         if peer in self._rings:
             return self._rings[peer]
         config = self._around.config
-        ring = _Ring(secrets.randbits(63), ReceiverRing(config.ring_slots), self._make_backend(peer))
+        ring = _Ring(secrets.randbits(63), ReceiverRing(config.ring_slots), self._around.rings.make(peer))
         offer = RingOffer(ring.ring_id, ring.backend.transport, ring.backend.name, config.ring_slots, config.slot_bytes)
         try:
             self._around.channels.send(peer, offer)
         except PeerUnreachable:
-            ring.backend.close()
+            self._around.rings.release(ring.backend)
             raise
         self._rings[peer] = ring
         return ring
-
-    def _make_backend(self, peer: NodeRef) -> ReceiverBackend:
-        config = self._around.config
-        if self.transport_to(peer) == "tcp":
-            return TcpReceiver()
-        try:
-            return SharedMemoryReceiver(self._around.run_dir, config.ring_slots, config.slot_bytes)
-        except ConfigurationError as error:
-            if config.transport != "auto":
-                raise
-            logger.warning("%s; KV from %s comes over TCP instead", error, peer.node_id)
-            self._cannot_share.add(peer)
-            return TcpReceiver()
 
     # ---- messages ----------------------------------------------------------------------------------------------
 
@@ -148,10 +136,15 @@ class Receiving:
             case KVProgress(request_id=request_id) if self._has(request_id, incoming.sender):
                 self._incoming[request_id].session.progress(now)
             case RingGone(ring_id=ring_id):
-                ring = self._rings.get(incoming.sender)
-                if ring is None or ring.ring_id != ring_id:
-                    raise RemoteProtocolError("a ring that is not in use is said to be gone")
-                self._ring_refused(incoming.sender, ring)
+                self._drop_ring(incoming.sender, self._ring(incoming.sender, ring_id), "the sender gave the ring up")
+            case GroupKey(ring_id=ring_id, key=key, value=value):
+                self._ring(incoming.sender, ring_id).backend.entry_arrived((key, value))
+
+    def _ring(self, peer: NodeRef, ring_id: int) -> _Ring:
+        ring = self._rings.get(peer)
+        if ring is None or ring.ring_id != ring_id:
+            raise RemoteProtocolError("a message about a ring that is not in use")
+        return ring
 
     def take_abort(self, sender: NodeRef, abort: KVAbort) -> bool:
         """The sender gives a hand-over up. False when no such hand-over comes from it."""
@@ -164,19 +157,31 @@ class Receiving:
         return request_id in self._incoming and self._incoming[request_id].peer == peer
 
     def _take_piece(self, sender: NodeRef, piece: KVPiece, payload: memoryview | None, now: float) -> None:
-        """Verify and place a piece, or discard it when nobody wants it; either way its slot goes back, once."""
-        ring = self._rings.get(sender)
-        if ring is None or ring.ring_id != piece.ring_id:
-            raise RemoteProtocolError("a piece in a ring that is not in use")
-        ring.slots.check(piece.slot, piece.generation)
-        incoming = self._incoming.get(piece.request_id)
-        if incoming is not None and incoming.peer == sender:  # else it has ended, and nobody wants the piece
-            try:
-                self._place(incoming, ring, piece, payload, now)
-            except RemoteProtocolError as error:
-                logger.warning("a piece of %s from %s is wrong: %s", piece.request_id, sender.node_id, error)
-                self._fail(piece.request_id, str(error))
-        self._around.tell(sender, KVCredit(ring.ring_id, piece.slot, ring.slots.release(piece.slot)))
+        """A piece was published: it is taken in when its bytes are there, which they may be by now."""
+        ring = self._ring(sender, piece.ring_id)
+        ring.slots.announced(piece.slot, piece.generation)
+        ring.announced.append((piece, payload))
+        try:
+            ring.backend.announced(piece.slot, piece.num_bytes)
+            self._take_arrived(sender, ring, now)
+        except RingBroken as error:
+            self._give_up(sender, ring, str(error))
+
+    def _take_arrived(self, sender: NodeRef, ring: _Ring, now: float) -> None:
+        """Verify and place pieces, or discard what nobody wants; either way the slot goes back, once.
+
+        Raises RingBroken when what is announced will never be there.
+        """
+        while ring.announced and ring.backend.has_arrived(ring.announced[0][0].slot):
+            piece, payload = ring.announced.popleft()
+            incoming = self._incoming.get(piece.request_id)
+            if incoming is not None and incoming.peer == sender:  # else it has ended
+                try:
+                    self._place(incoming, ring, piece, payload, now)
+                except RemoteProtocolError as error:
+                    logger.warning("a piece of %s from %s is wrong: %s", piece.request_id, sender.node_id, error)
+                    self._fail(piece.request_id, str(error))
+            self._around.tell(sender, KVCredit(ring.ring_id, piece.slot, ring.slots.release(piece.slot)))
 
     def _place(self, incoming: _Incoming, ring: _Ring, piece: KVPiece, payload: memoryview | None, now: float) -> None:
         """Copy out, check the copy, scatter the copy. Raises RemoteProtocolError and has written nothing then."""
@@ -190,7 +195,7 @@ class Receiving:
             raise RemoteProtocolError(f"a piece of {piece.num_bytes} bytes where {expected} are right")
         began = time.monotonic_ns()
         copy = ring.backend.read(piece.slot, expected, payload)
-        if xxh3_64_intdigest(copy) != piece.checksum:
+        if self._around.checksum(copy) != piece.checksum:
             raise RemoteProtocolError(f"the checksum of the tokens [{piece.start}, {piece.stop}) is wrong")
         self._around.store.scatter(incoming.block_table, piece.start, piece.stop, copy)
         incoming.copies.append((began, time.monotonic_ns()))
@@ -226,7 +231,15 @@ class Receiving:
     # ---- ends --------------------------------------------------------------------------------------------------
 
     def pump(self, now: float) -> None:
-        """End what has been silent for too long."""
+        """Take in what has arrived, end what has been silent for too long."""
+        for peer, ring in list(self._rings.items()):
+            for key, value in ring.backend.take_entries():
+                self._around.tell(peer, GroupKey(ring.ring_id, key, value))
+            try:
+                self._take_arrived(peer, ring, now)
+                ring.backend.check()
+            except RingBroken as error:
+                self._give_up(peer, ring, str(error))
         for request_id, incoming in list(self._incoming.items()):
             if incoming.session.expired(now):
                 self._fail(request_id, f"{incoming.peer.node_id} was silent for {self._around.config.lease_s:g} s")
@@ -235,22 +248,27 @@ class Receiving:
         for request_id in [r for r, incoming in self._incoming.items() if incoming.peer == peer]:
             self._fail(request_id, f"{peer.node_id} is gone", tell=False)
         if ring := self._rings.pop(peer, None):
-            ring.backend.close()
-        self._cannot_share.discard(peer)
+            self._around.rings.release(ring.backend)
+        self._around.rings.forget(peer)
 
     def close(self) -> None:
         for ring in self._rings.values():
-            ring.backend.close()
+            self._around.rings.release(ring.backend)
         self._rings.clear()
 
-    def _ring_refused(self, peer: NodeRef, ring: _Ring) -> None:
-        """The sender does not use this ring (any more): what needs it ends, the next hand-over gets a new one."""
+    def _give_up(self, peer: NodeRef, ring: _Ring, reason: str) -> None:
+        """The ring broke on this side."""
+        self._around.tell(peer, RingGone(ring.ring_id))
+        self._drop_ring(peer, ring, reason)
+
+    def _drop_ring(self, peer: NodeRef, ring: _Ring, reason: str) -> None:
+        """What needs this ring ends, the next hand-over gets a new one; another kind, unless this one did work."""
         del self._rings[peer]
-        ring.backend.close()
-        if not ring.slots.was_used and ring.backend.transport == "shared_memory":
-            self._cannot_share.add(peer)
+        if ring.backend.transport in BREAKS_FOR_GOOD or not ring.slots.was_used:
+            self._around.rings.failed(peer, ring.backend.transport, reason)
+        self._around.rings.release(ring.backend)
         for request_id in [r for r, incoming in self._incoming.items() if incoming.peer == peer]:
-            self._fail(request_id, f"{peer.node_id} gave the ring up")
+            self._fail(request_id, f"{peer.node_id}: {reason}")
 
     def _fail(self, request_id: str, reason: str, *, tell: bool = True) -> None:
         incoming = self._end(request_id, succeeded=False)

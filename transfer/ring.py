@@ -1,7 +1,7 @@
 """The two views of a staging ring: slots are credits, and each use of a slot has a generation. Pure.
 
     sender    take() gives (slot, g) -> fill it -> KVPiece(slot, g)      KVCredit(slot, g + 1) -> free again, as g + 1
-    receiver                                       is g due? -> copy out -> KVCredit(slot, g + 1)
+    receiver                                       is g due? -> is it here? copy out -> KVCredit(slot, g + 1)
 
 A message about any other generation of the slot is late, repeated or invented, and is refused. A ring belongs to one
 (sender incarnation, receiver incarnation) pair and is dropped with either, so generations start at 0.
@@ -54,17 +54,21 @@ class SenderRing:
 class ReceiverRing:
     def __init__(self, num_slots: int) -> None:
         self._generations = [0] * num_slots
+        self._announced: set[int] = set()  # published and not yet copied out
 
     @property
     def was_used(self) -> bool:
         return any(self._generations)
 
-    def check(self, slot: int, generation: int) -> None:
-        """Raises RemoteProtocolError unless the next use of this slot is the one as `generation`."""
-        if not 0 <= slot < len(self._generations) or generation != self._generations[slot]:
+    def announced(self, slot: int, generation: int) -> None:
+        """A piece was published. Raises RemoteProtocolError unless the next use of this slot is the one as `generation`."""
+        due = 0 <= slot < len(self._generations) and slot not in self._announced
+        if not due or generation != self._generations[slot]:
             raise RemoteProtocolError(f"a piece in slot {slot}, generation {generation}, that is not due")
+        self._announced.add(slot)
 
     def release(self, slot: int) -> int:
         """The slot has been copied out: the generation the sender may use it as next."""
+        self._announced.remove(slot)
         self._generations[slot] += 1
         return self._generations[slot]

@@ -9,6 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from ..core.errors import LocalProtocolError, RemoteProtocolError, RequestError
 from ..core.messages import (
+    GroupKey,
     KVAbort,
     KVCommit,
     KVCredit,
@@ -21,12 +22,11 @@ from ..core.messages import (
     RingOffer,
 )
 from ..core.timeline import Timeline
-from .backends.ring_backend import SenderBackend
-from .backends.shared_memory import SharedMemorySender
-from .backends.tcp import TcpSender
-from .link_types import MAX_RING_SLOTS, LinkEvent, LinkSurroundings, SendDone, SendFailed
+from .backends.ring_backend import RingBroken, SenderBackend
+from .link_types import LinkEvent, SendDone, SendFailed
 from .ring import SenderRing
 from .session import KVSender, SenderPhase
+from .surroundings import LinkSurroundings
 from .wire import PeerUnreachable
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,10 @@ class Sending:
     def num_slots_in_use(self) -> int:
         return sum(ring.slots.num_in_use for ring in self._rings.values())
 
+    @property
+    def staging_bytes(self) -> int:
+        return sum(ring.backend.num_bytes for ring in self._rings.values())
+
     # ---- the role's calls --------------------------------------------------------------------------------------
 
     def open(self, request_id: str, peer: NodeRef, block_table: Sequence[int], num_tokens: int, now: float) -> None:
@@ -110,15 +114,22 @@ class Sending:
             case RingOffer():
                 self._attach(sender, body)
             case KVCredit(ring_id=ring_id, slot=slot, generation=generation):
-                ring = self._rings.get(sender)
-                if ring is None or ring.ring_id != ring_id:
+                if not self.has_ring(sender, ring_id):
                     raise RemoteProtocolError("a credit for a ring that is not in use")
-                ring.slots.credit(slot, generation)
+                self._rings[sender].slots.credit(slot, generation)
                 for outgoing in [o for o in self._outgoing.values() if o.peer == sender]:
                     outgoing.session.alive(now)
                     self._send_what_may(outgoing, now)
             case KVGrant() as grant:
                 self._take_grant(sender, grant, now)
+            case GroupKey(key=key, value=value):
+                self._rings[sender].backend.entry_arrived((key, value))
+            case RingGone():
+                self._drop_ring(sender, f"{sender.node_id} gave the ring up")
+
+    def has_ring(self, peer: NodeRef, ring_id: int) -> bool:
+        """Is this ring the one in use towards this peer?"""
+        return peer in self._rings and self._rings[peer].ring_id == ring_id
 
     def take_abort(self, sender: NodeRef, abort: KVAbort) -> bool:
         """The receiver gives a hand-over up. False when no such hand-over goes out to it."""
@@ -155,24 +166,11 @@ class Sending:
 
     def _attach(self, peer: NodeRef, offer: RingOffer) -> None:
         """Use the ring a peer made for us; a newer one replaces the older. What cannot be used is sent back."""
-        there = self._rings.get(peer)
-        if there is not None and there.ring_id == offer.ring_id:
+        if self.has_ring(peer, offer.ring_id):
             return
-        if there is not None:
-            self._drop_ring(peer, f"{peer.node_id} replaced its ring")
+        self._drop_ring(peer, f"{peer.node_id} replaced its ring")
         try:
-            per_token = self._around.layout.bytes_per_token
-            if not (1 <= offer.num_slots <= MAX_RING_SLOTS and offer.slot_bytes >= per_token):
-                raise RemoteProtocolError(f"a ring of {offer.num_slots} slots of {offer.slot_bytes} bytes")
-            backend: SenderBackend
-            match offer.transport:
-                case "shared_memory":
-                    run_dir = self._around.run_dir
-                    backend = SharedMemorySender(run_dir, offer.ring_name, offer.num_slots, offer.slot_bytes)
-                case "tcp":
-                    backend = TcpSender()
-                case other:
-                    raise RemoteProtocolError(f"a ring over {other!r}, which this worker does not know")
+            backend = self._around.rings.attach(offer, self._around.layout.bytes_per_token, peer)
         except RemoteProtocolError:
             self._around.tell(peer, RingGone(offer.ring_id))
             raise
@@ -191,10 +189,20 @@ class Sending:
                 outgoing.said_at = now
                 self._around.tell(outgoing.peer, KVProgress(request_id, session.num_computed))
         for peer, ring in list(self._rings.items()):
-            oldest = ring.slots.oldest_taken_at
+            self._tend(peer, ring, now)
+
+    def _tend(self, peer: NodeRef, ring: _Ring, now: float) -> None:
+        """Tell the peer what its end of the ring needs; drop a ring that broke or whose slots do not come back."""
+        for key, value in ring.backend.take_entries():
+            self._around.tell(peer, GroupKey(ring.ring_id, key, value))
+        oldest = ring.slots.oldest_taken_at
+        try:
             if oldest is not None and now - oldest > self._around.config.lease_s:
-                self._drop_ring(peer, f"{peer.node_id} did not give a ring slot back")
-                self._around.tell(peer, RingGone(ring.ring_id))
+                raise RingBroken(f"{peer.node_id} did not give a ring slot back")
+            ring.backend.check()
+        except RingBroken as error:
+            self._drop_ring(peer, str(error))
+            self._around.tell(peer, RingGone(ring.ring_id))
 
     def _send_what_may(self, outgoing: _Outgoing, now: float) -> None:
         """Pieces while there are tokens and free slots, then the commit. An unreachable peer ends the hand-over."""
@@ -226,7 +234,7 @@ class Sending:
         piece = ring.backend.write(slot, num_bytes)
         if self._around.store.gather(outgoing.block_table, start, stop, piece) != num_bytes:
             raise LocalProtocolError(f"the pool gave another number of bytes than {num_bytes}")
-        checksum = xxh3_64_intdigest(piece)
+        checksum = self._around.checksum(piece)
         outgoing.copy_ns += time.perf_counter_ns() - began
         message = KVPiece(
             request_id=outgoing.session.request_id,
@@ -247,6 +255,7 @@ class Sending:
         except PeerUnreachable:
             ring.slots.put_back(slot)  # never published, so nobody else will give it back
             raise
+        ring.backend.published(slot, num_bytes)
         totals.bytes_sent += num_bytes
 
     # ---- ends --------------------------------------------------------------------------------------------------
@@ -258,14 +267,14 @@ class Sending:
 
     def close(self) -> None:
         for ring in self._rings.values():
-            ring.backend.close()
+            self._around.rings.release(ring.backend)
         self._rings.clear()
 
     def _drop_ring(self, peer: NodeRef, reason: str) -> None:
         ring = self._rings.pop(peer, None)
         if ring is None:
             return
-        ring.backend.close()
+        self._around.rings.release(ring.backend)
         users = [r for r, o in self._outgoing.items() if o.peer == peer and o.session.ring_id == ring.ring_id]
         for request_id in users:
             self._fail(request_id, reason)

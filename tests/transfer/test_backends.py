@@ -137,7 +137,7 @@ def test_a_sender_that_cannot_attach_gets_a_tcp_ring_next_time(
     def broken(*_: object) -> None:
         raise RemoteProtocolError("no such file")
 
-    monkeypatch.setattr("baton.transfer.sending.SharedMemorySender", broken)
+    monkeypatch.setattr("baton.transfer.rings.SharedMemorySender", broken)
     _hand_over(cluster, fakes, p, d)
     (event,) = d.take_events()
     assert isinstance(event, ReceiveFailed)

@@ -38,11 +38,23 @@ def test_a_slot_that_was_not_taken_is_not_put_back() -> None:
 def test_pieces_that_are_not_due(slot: int, generation: int) -> None:
     ring = ReceiverRing(2)
     assert not ring.was_used
-    ring.check(0, 0)
+    ring.announced(0, 0)
     assert ring.release(0) == 1
     assert ring.was_used
     with pytest.raises(RemoteProtocolError):
-        ring.check(slot, generation)
+        ring.announced(slot, generation)
+
+
+def test_a_piece_that_is_announced_is_due_once() -> None:
+    ring = ReceiverRing(2)
+    ring.announced(1, 0)
+    ring.announced(0, 0)
+    for slot in (0, 1):
+        with pytest.raises(RemoteProtocolError):
+            ring.announced(slot, 0)
+    assert not ring.was_used
+    assert ring.release(1) == 1
+    ring.announced(1, 1)
 
 
 class RingPair(RuleBasedStateMachine):
@@ -73,7 +85,7 @@ class RingPair(RuleBasedStateMachine):
     def piece_arrives(self, data: st.DataObject) -> None:
         slot, generation, number = data.draw(st.sampled_from(self.pieces))
         try:
-            self.receiver.check(slot, generation)
+            self.receiver.announced(slot, generation)
         except RemoteProtocolError:
             assert number in self.read
             return

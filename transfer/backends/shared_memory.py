@@ -12,12 +12,15 @@ import stat
 from pathlib import Path
 
 from ...core.errors import ConfigurationError, RemoteProtocolError
+from .ring_backend import ReceiverBackend, SenderBackend
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
-class SharedMemorySender:
+class SharedMemorySender(SenderBackend):
     """Maps the file a peer offered. Raises RemoteProtocolError when the offer is not a private file of that size."""
+
+    transport = "shared_memory"
 
     def __init__(self, run_dir: str, name: str, num_slots: int, slot_bytes: int) -> None:
         self._slot_bytes = slot_bytes
@@ -27,14 +30,11 @@ class SharedMemorySender:
         start = slot * self._slot_bytes
         return self._memory[start : start + num_bytes]
 
-    def payload_for(self, slot: int) -> bytearray | None:
-        return None
-
     def close(self) -> None:
         self._memory.release()  # the mapping itself goes with the last view of it
 
 
-class SharedMemoryReceiver:
+class SharedMemoryReceiver(ReceiverBackend):
     """Raises ConfigurationError when the directory has no room for the ring."""
 
     transport = "shared_memory"
@@ -46,6 +46,10 @@ class SharedMemoryReceiver:
         self._memory = memoryview(_create(self._path, num_slots * slot_bytes))
         self._copy = memoryview(bytearray(slot_bytes))
         self._is_attached = False
+
+    @property
+    def num_bytes(self) -> int:
+        return self._memory.nbytes + self._copy.nbytes
 
     def read(self, slot: int, num_bytes: int, payload: memoryview | None) -> memoryview:
         if not self._is_attached:  # a piece came in, so its sender has the file mapped

@@ -1,10 +1,13 @@
 """Pieces in the second frame of the message itself: works between any two hosts. Slots exist only as credits."""
 
 from ...core.errors import RemoteProtocolError
+from .ring_backend import ReceiverBackend, SenderBackend
 
 
-class TcpSender:
+class TcpSender(SenderBackend):
     """Each piece gets fresh memory, which ZeroMQ sends from without a copy and frees."""
+
+    transport = "tcp"
 
     def __init__(self) -> None:
         self._written: dict[int, bytearray] = {}
@@ -20,11 +23,10 @@ class TcpSender:
         self._written.clear()
 
 
-class TcpReceiver:
+class TcpReceiver(ReceiverBackend):
     """The frame that arrived is private memory already."""
 
     transport = "tcp"
-    name = ""
 
     def read(self, slot: int, num_bytes: int, payload: memoryview | None) -> memoryview:
         if payload is None or payload.nbytes != num_bytes:
