@@ -19,6 +19,7 @@ class DecodeEntry:
     prefill: NodeRef | None
     timeline: Timeline
     num_returned_tokens: int  # of its cached prefix, for the prefill worker
+    feedback_slot: int = -1  # where the device keeps its newest token; -1 while it waits
     num_cached_tokens: int | None = None  # None until known; reported with the first chunk
     has_reported: bool = False
 
@@ -26,12 +27,17 @@ class DecodeEntry:
         """How to sample the next token."""
         sampling, sequence = self.request.sampling, self.sequence
         suppress = suppressed_tokens(sequence.num_output_tokens, sampling)
-        return SamplingRow(sampling, choice=0, position=sequence.num_tokens, suppress=suppress)
+        return SamplingRow(sampling, 0, sequence.num_tokens, suppress, self.feedback_slot)
+
+    @property
+    def has_all_tokens(self) -> bool:
+        """Every token the request may have is known or pending: no further step is planned for it."""
+        return self.sequence.num_output_tokens >= self.request.sampling.max_tokens
 
     def take(self, token_id: int) -> TokenChunk:
-        """Append a sampled token; the message that tells of it, with everything that is told only once."""
+        """Append the oldest pending token; the message that tells of it, with everything that is told only once."""
         sequence = self.sequence
-        index = sequence.num_output_tokens
+        index = sequence.num_known_output_tokens
         sequence.append(token_id)
         first, self.has_reported = not self.has_reported, True
         if first:
@@ -41,7 +47,7 @@ class DecodeEntry:
             choice=0,
             index=index,
             token_ids=[token_id],
-            finish_reason=finish_reason(token_id, sequence.num_output_tokens, self.request.sampling),
+            finish_reason=finish_reason(token_id, sequence.num_known_output_tokens, self.request.sampling),
             num_cached_tokens=self.num_cached_tokens if first else None,
             timeline=self.timeline if first else None,
         )

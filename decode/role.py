@@ -17,6 +17,7 @@ are computed, and counted randomness goes on at the same position.
 """
 
 import logging
+from collections import deque
 
 import torch
 
@@ -26,6 +27,7 @@ from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.timeline import Station, Timeline
 from ..engine.forward_batch import Chunk, build_forward_batch
+from ..engine.launched import LaunchedTokens
 from ..radix_cache.block_pool import BlockState
 from ..transfer.channels import Incoming
 from ..transfer.link import HandedOver, LinkEvent, ReceiveFailed
@@ -33,6 +35,7 @@ from ..worker.membership import Membership
 from ..worker.prefix_return import prefix_return_id
 from ..worker.workbench import Workbench
 from .entry import DecodeEntry
+from .launched_step import LaunchedStep
 from .scheduler import DecodePlan, DecodeScheduler
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,8 @@ class DecodeRole:
         self._scheduler = DecodeScheduler(bench.config.scheduler)
         self._entries: dict[str, DecodeEntry] = {}
         self._arrived: list[tuple[DecodeEntry, KVCommit]] = []  # handed over, first token not yet sampled
+        self._in_flight: deque[LaunchedStep] = deque()  # oldest first
+        self._free_slots = list(range(bench.config.scheduler.max_running))  # of the device's newest tokens
         self._draining = False
 
     @property
@@ -70,56 +75,77 @@ class DecodeRole:
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def step(self, now: float) -> bool:
-        self._sample_arrived()
+        """Launch the next step, then collect the ones before it: the device never waits for the host.
+
+        Where the device is this processor (`overlaps` is false) a step is over once it is launched, and collected at
+        once.
+        """
+        self._launch_arrived()
         self._admit(now)
-        self._scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
+        self._make_room()
         plan = self._scheduler.plan(self._grow)
-        if not plan.chunks:
-            return False
-        self._collect(*self._launch(plan))
-        return True
+        if plan.chunks:
+            self._launch(plan)
+        worked = bool(self._in_flight)
+        self._collect_all_but(1 if plan.chunks and self._bench.engine.overlaps else 0)
+        return worked
 
-    def _launch(self, plan: DecodePlan) -> tuple[DecodePlan, torch.Tensor]:
-        """One forward pass over decodes and prompt chunks: hidden states of the sequences it brings up to date."""
-        chunks = []
-        for sequence, num_tokens in plan.chunks:
-            start, stop = sequence.num_computed_tokens, sequence.num_computed_tokens + num_tokens
-            is_last = stop == sequence.num_tokens
-            chunks.append(Chunk(sequence.token_ids[start:stop], start, sequence.block_table, is_last))
-            if sequence.phase is Phase.COMPUTING:
-                self._entries[sequence.request_id].stamp_once(Station.PREFILL_STARTED)
-        return plan, self._bench.engine.runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
-
-    def _collect(self, plan: DecodePlan, hidden: torch.Tensor) -> None:
-        ready = []
-        for sequence, num_tokens in plan.chunks:
-            sequence.advance_computed(num_tokens)
-            if sequence.num_uncomputed_tokens:
-                self._bench.blocks.publish(sequence)
-                continue
-            entry = self._entries[sequence.request_id]
-            if sequence.phase is Phase.COMPUTING:
-                sequence.on(Event.PROMPT_COMPUTED)
-                entry.stamp_once(Station.PREFILL_COMPUTED, Station.HANDED_OVER)
-                self._bench.blocks.publish(sequence)
-            ready.append(entry)
-        if ready:
-            self._sample(ready, hidden)
-
-    def _sample_arrived(self) -> None:
+    def _launch_arrived(self) -> None:
         """The first token of every request whose hand-over is complete: no forward pass, only lm_head and sampling."""
         arrived, self._arrived = self._arrived, []
         arrived = [(entry, commit) for entry, commit in arrived if self._is_live(entry)]
-        if arrived:
-            hidden = [torch.frombuffer(bytearray(commit.hidden), dtype=torch.float32) for _, commit in arrived]
-            self._sample([entry for entry, _ in arrived], torch.stack(hidden))
+        if not arrived:
+            return
+        entries = [entry for entry, _ in arrived]
+        hidden = torch.stack([torch.frombuffer(bytearray(c.hidden), dtype=torch.float32) for _, c in arrived])
+        number, tokens = self._bench.blocks.step_launched(), self._sample(entries, hidden)
+        self._in_flight.append(LaunchedStep([], entries, tokens, self._bench.engine.runner.progress, number))
+        if not self._bench.engine.overlaps:
+            self._collect_all_but(0)
 
-    def _sample(self, entries: list[DecodeEntry], hidden: torch.Tensor) -> None:
-        """Sample one token for each entry from `hidden` ([num_entries, hidden_size]), send it, end what is done."""
-        rows = [entry.sampling_row() for entry in entries]
+    def _launch(self, plan: DecodePlan) -> None:
+        """One forward pass over decodes and prompt chunks, and a token for each sequence it brings up to date."""
+        chunks, sampled = [], []
+        for index, (sequence, num_tokens) in enumerate(plan.chunks):
+            entry = self._entries[sequence.request_id]
+            chunks.append(_chunk(entry, num_tokens, is_decode=index < plan.num_decodes))
+            sequence.launched(num_tokens)
+            if sequence.num_uncomputed_tokens == 0:
+                sampled.append(entry)
+            if sequence.phase is Phase.COMPUTING:
+                entry.stamp_once(Station.PREFILL_STARTED)
+        number = self._bench.blocks.step_launched()
+        hidden = self._bench.engine.runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
+        tokens = self._sample(sampled, hidden) if sampled else None
+        self._in_flight.append(LaunchedStep(plan.chunks, sampled, tokens, self._bench.engine.runner.progress, number))
+
+    def _sample(self, entries: list[DecodeEntry], hidden: torch.Tensor) -> LaunchedTokens:
+        """Start sampling one token for each entry from `hidden` `[num_entries, hidden_size]`."""
         engine = self._bench.engine
-        token_ids = engine.sampler.sample(engine.runner.logits(hidden), rows)
-        for entry, token_id in zip(entries, token_ids, strict=True):
+        tokens = engine.sampler.launch(engine.runner.logits(hidden), [entry.sampling_row() for entry in entries])
+        for entry in entries:
+            entry.sequence.expect()
+        return tokens
+
+    def _collect_all_but(self, num_left: int) -> None:
+        while len(self._in_flight) > num_left:
+            self._collect(self._in_flight.popleft())
+
+    def _collect(self, step: LaunchedStep) -> None:
+        """Wait for a step, take its tokens and publish what prompts have gained. Who has ended meanwhile is skipped."""
+        token_ids = step.token_ids()
+        self._bench.blocks.step_collected(step.number)
+        complete = {entry.request.request_id for entry in step.sampled}
+        for sequence, num_tokens in step.chunks:
+            sequence.collected(num_tokens)
+            if sequence.phase is Phase.COMPUTING:
+                if sequence.request_id in complete:
+                    sequence.on(Event.PROMPT_COMPUTED)
+                    self._entries[sequence.request_id].stamp_once(Station.PREFILL_COMPUTED, Station.HANDED_OVER)
+                self._bench.blocks.publish(sequence)
+        for entry, token_id in zip(step.sampled, token_ids, strict=True):
+            if not self._is_live(entry):
+                continue
             if token_id is not None:
                 self._emit(entry, token_id)
             else:
@@ -149,6 +175,7 @@ class DecodeRole:
             if not self._bench.blocks.acquire(sequence, sequence.num_tokens + 1, state, headroom):
                 return
             self._scheduler.admit(sequence)
+            entry.feedback_slot = self._free_slots.pop()
             if is_remote:
                 self._receive(entry, now)
             else:
@@ -189,20 +216,38 @@ class DecodeRole:
         if entry.num_returned_tokens:
             self._bench.link.abort(prefix_return_id(entry.request.request_id), reason)
 
+    def _make_room(self) -> None:
+        if self._scheduler.num_missing_blocks(self._missing_blocks) > self._num_available_blocks():
+            self._collect_all_but(0)  # it may free blocks, and only who is not in flight can be preempted
+            self._scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
+
     def _missing_blocks(self, sequence: Sequence) -> int:
+        if self._entries[sequence.request_id].has_all_tokens:
+            return 0
         return self._bench.blocks.missing_blocks(sequence, sequence.num_tokens)
 
     def _num_available_blocks(self) -> int:
         return self._bench.cache.num_available
 
     def _grow(self, sequence: Sequence) -> bool:
+        """Room for the newest token's KV; False as well when its last token is on the way: there is no next step."""
+        if self._entries[sequence.request_id].has_all_tokens:
+            return False
         return self._bench.blocks.grow(sequence, sequence.num_tokens)
 
     def _preempt(self, sequence: Sequence) -> None:
         logger.debug("preempted %s with %d tokens", sequence.request_id, sequence.num_tokens)
         self._bench.blocks.release(sequence)
         sequence.on(Event.PREEMPTED)
-        self._entries[sequence.request_id].prefill = None  # what is missing is computed here
+        entry = self._entries[sequence.request_id]
+        entry.prefill = None  # what is missing is computed here
+        self._free_slot(entry)
+
+    def _free_slot(self, entry: DecodeEntry) -> None:
+        """The next owner's first token is written behind whatever an old step in flight still writes there."""
+        if entry.feedback_slot >= 0:
+            self._free_slots.append(entry.feedback_slot)
+            entry.feedback_slot = -1
 
     # ---- messages and events -----------------------------------------------------------------------------------
 
@@ -296,7 +341,23 @@ class DecodeRole:
         self._scheduler.remove(entry.sequence)
         self._stop_returning(entry, "the request has ended")
         self._bench.blocks.release(entry.sequence)
+        self._free_slot(entry)
         entry.sequence.on(Event.ENDED)
 
     def _is_live(self, entry: DecodeEntry) -> bool:
         return self._entries.get(entry.request.request_id) is entry
+
+
+def _chunk(entry: DecodeEntry, num_tokens: int, *, is_decode: bool) -> Chunk:
+    """The next tokens of a sequence. One that is still pending is read on the device, where it was sampled."""
+    sequence = entry.sequence
+    start, stop = sequence.num_launched_tokens, sequence.num_launched_tokens + num_tokens
+    is_pending = stop > len(sequence.token_ids)
+    return Chunk(
+        token_ids=[0] if is_pending else sequence.token_ids[start:stop],
+        start=start,
+        block_table=sequence.block_table,
+        wants_hidden=stop == sequence.num_tokens,
+        is_decode=is_decode,
+        feedback_slot=entry.feedback_slot if is_pending else -1,
+    )

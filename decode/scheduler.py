@@ -14,9 +14,10 @@ MIN_PROMPT_SHARE = 4  # prompts get at least 1/4 of the token budget
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """One forward pass: each sequence with the number of tokens it computes (1 for a decode)."""
+    """One forward pass: each sequence with the number of tokens it computes. Decodes, of one token each, come first."""
 
     chunks: list[tuple[Sequence, int]]
+    num_decodes: int
 
 
 class DecodeScheduler:
@@ -71,6 +72,10 @@ class DecodeScheduler:
         if self._running.pop(sequence.request_id, None) is None and sequence in self._waiting:
             self._waiting.remove(sequence)
 
+    def num_missing_blocks(self, missing_blocks: Callable[[Sequence], int]) -> int:
+        """How many blocks the decodes of the next step need that they do not have."""
+        return sum(missing_blocks(s) for s in self._decoding())
+
     def make_room(
         self,
         missing_blocks: Callable[[Sequence], int],
@@ -79,9 +84,10 @@ class DecodeScheduler:
     ) -> None:
         """Preempt the sequences that joined last until all decodes of the next step have a block to write to.
 
-        A hand-over in progress cannot be preempted; it ends by itself (commit, abort or lease).
+        A hand-over in progress cannot be preempted; it ends by itself (commit, abort or lease). Nothing may be in
+        flight: the blocks are free at once.
         """
-        while sum(missing_blocks(s) for s in self._decoding()) > num_available_blocks():
+        while self.num_missing_blocks(missing_blocks) > num_available_blocks():
             victims = [s for s in self._running.values() if s.phase in (Phase.RUNNING, Phase.COMPUTING)]
             if len(victims) < 2:
                 return
@@ -94,12 +100,13 @@ class DecodeScheduler:
     def plan(self, can_grow: Callable[[Sequence], bool]) -> DecodePlan:
         """The next forward pass. `can_grow` gives a sequence room for its next token, or says that there is none."""
         decodes = [(s, 1) for s in self._decoding() if can_grow(s)]
-        computing = [s for s in self._running.values() if s.phase is Phase.COMPUTING]
+        computing = [s for s in self._running.values() if s.phase is Phase.COMPUTING and not s.num_pending_tokens]
         # However many decode, prompts get a share: a steady batch must not starve those who wait to join it.
         budget = max(self._config.token_budget - len(decodes), self._config.token_budget // MIN_PROMPT_SHARE, 1)
         counts = plan_chunks([s.num_uncomputed_tokens for s in computing], budget, self._config.chunk_size)
         chunks = [(s, n) for s, n in zip(computing, counts, strict=True) if n]
-        return DecodePlan(decodes + chunks)
+        return DecodePlan(decodes + chunks, len(decodes))
 
     def _decoding(self) -> list[Sequence]:
-        return [s for s in self._running.values() if s.phase is Phase.RUNNING]
+        """Those whose prompt is computed, or being computed up to its end: then the first token is pending."""
+        return [s for s in self._running.values() if s.phase is Phase.RUNNING or s.num_pending_tokens]

@@ -17,9 +17,9 @@ token's hidden state.
 """
 
 import logging
-from dataclasses import dataclass
+from collections import deque
 
-import torch
+import numpy as np
 
 from ..core.lifecycle import Event
 from ..core.messages import AbortRequest, KVAbort, NodeRef, PrefillRequest
@@ -32,19 +32,11 @@ from ..transfer.link import HandedOver, LinkEvent, ReceiveFailed, SendDone, Send
 from ..worker.membership import Membership
 from ..worker.prefix_return import prefix_return_id, request_id_of
 from ..worker.workbench import Workbench
+from .entry import PrefillEntry
+from .launched_step import LaunchedChunk, LaunchedStep
 from .scheduler import PlannedChunk, PrefillScheduler
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class PrefillEntry:
-    sequence: Sequence
-    gateway: NodeRef
-    decode: NodeRef
-    timeline: Timeline
-    num_returned_tokens: int  # what the decode worker hands over before anything is computed
-    num_cached_tokens: int = 0
 
 
 class PrefillRole:
@@ -53,6 +45,8 @@ class PrefillRole:
         self._membership = membership
         self._scheduler = PrefillScheduler(bench.config.scheduler)
         self._entries: dict[str, PrefillEntry] = {}
+        self._in_flight: deque[LaunchedStep] = deque()  # oldest first
+        self._max_in_flight = 2 if bench.engine.overlaps else 1
         self._draining = False
         self.num_preemptions = 0  # a prompt that is being computed is never preempted
 
@@ -75,42 +69,66 @@ class PrefillRole:
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def step(self, now: float) -> bool:
+        """Keep the device busy: one step runs, the next one is in its queue; hand on what the running one has done.
+
+        Where the device is this processor (`overlaps` is false) a step is over once it is launched.
+        """
         self._admit(now)
-        plan = self._scheduler.plan()
-        if not plan:
-            return False
-        self._collect(plan, self._launch(plan), now)
-        return True
+        plan = self._scheduler.plan() if len(self._in_flight) < self._max_in_flight else []
+        if plan:
+            self._launch(plan)
+        worked = bool(self._in_flight)
+        while self._in_flight and self._in_flight[0].progress.is_done():
+            self._collect(self._in_flight.popleft(), now)
+        if self._in_flight:
+            self._offer_layers(self._in_flight[0], now)
+        return worked
 
-    def _launch(self, plan: list[PlannedChunk]) -> torch.Tensor:
-        """One forward pass over the planned chunks: hidden states of the prompts that it completes."""
-        chunks = []
-        for planned in plan:
-            sequence = self._entries[planned.request_id].sequence
-            start, stop = sequence.num_computed_tokens, sequence.num_computed_tokens + planned.num_tokens
-            is_last = stop == sequence.num_tokens
-            chunks.append(Chunk(sequence.token_ids[start:stop], start, sequence.block_table, is_last))
-        return self._bench.engine.runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
-
-    def _collect(self, plan: list[PlannedChunk], hidden: torch.Tensor, now: float) -> None:
-        rows = iter(hidden)  # each [hidden_size], in the order of the chunks that completed a prompt
+    def _launch(self, plan: list[PlannedChunk]) -> None:
+        """One forward pass over the planned chunks, with the hidden states of the prompts that it completes."""
+        chunks, parts = [], []
         for planned in plan:
             entry = self._entries[planned.request_id]
-            entry.sequence.advance_computed(planned.num_tokens)
-            if self._scheduler.computed(planned):
-                self._hand_over(entry, next(rows), now)
-            else:
-                self._bench.blocks.publish(entry.sequence)
-                self._bench.link.computed(planned.request_id, entry.sequence.num_computed_tokens, now)
+            sequence = entry.sequence
+            start, stop = sequence.num_launched_tokens, sequence.num_launched_tokens + planned.num_tokens
+            chunks.append(Chunk(sequence.token_ids[start:stop], start, sequence.block_table, planned.is_last))
+            sequence.launched(planned.num_tokens)
+            parts.append(LaunchedChunk(entry, planned.num_tokens, stop, planned.is_last))
+        self._scheduler.launched(plan)
+        number, runner = self._bench.blocks.step_launched(), self._bench.engine.runner
+        hidden = runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
+        self._in_flight.append(LaunchedStep(parts, hidden, runner.progress, number))
 
-    def _hand_over(self, entry: PrefillEntry, hidden: torch.Tensor, now: float) -> None:
+    def _offer_layers(self, step: LaunchedStep, now: float) -> None:
+        """The layers that the running step has behind it may travel while it computes the others."""
+        num_layers = step.progress.layers_done()
+        for part in step.chunks:
+            if self._is_live(part.entry):
+                self._bench.link.computing(part.entry.sequence.request_id, part.stop, num_layers, now)
+
+    def _collect(self, step: LaunchedStep, now: float) -> None:
+        """Publish and hand on what a step has computed. Who has ended meanwhile is skipped."""
+        rows = iter(self._bench.engine.runner.to_host(step.hidden))  # one for each chunk that completed a prompt
+        self._bench.blocks.step_collected(step.number)
+        for part in step.chunks:
+            sequence = part.entry.sequence
+            sequence.collected(part.num_tokens)
+            hidden = next(rows) if part.is_last else None
+            if not self._is_live(part.entry):
+                continue
+            if hidden is not None:
+                self._hand_over(part.entry, hidden, now)
+            else:
+                self._bench.blocks.publish(sequence)
+                self._bench.link.computed(sequence.request_id, sequence.num_computed_tokens, now)
+
+    def _hand_over(self, entry: PrefillEntry, hidden: np.ndarray, now: float) -> None:
         sequence = entry.sequence
         entry.timeline = entry.timeline.stamped(Station.PREFILL_COMPUTED)
         sequence.on(Event.PROMPT_HANDED_ON)
         self._bench.blocks.publish(sequence)
         self._bench.link.computed(sequence.request_id, sequence.num_computed_tokens, now)
-        state = hidden.to(torch.float32).contiguous().numpy().tobytes()
-        self._bench.link.finish(sequence.request_id, state, entry.num_cached_tokens, entry.timeline, now)
+        self._bench.link.finish(sequence.request_id, hidden.tobytes(), entry.num_cached_tokens, entry.timeline, now)
 
     def _admit(self, now: float) -> None:
         """Let prompts start while there are blocks for them."""
@@ -224,3 +242,6 @@ class PrefillRole:
         self._bench.link.abort(prefix_return_id(request_id), abort_reason or "the request has ended")
         self._bench.blocks.release(entry.sequence)
         entry.sequence.on(Event.ENDED)
+
+    def _is_live(self, entry: PrefillEntry) -> bool:
+        return self._entries.get(entry.sequence.request_id) is entry

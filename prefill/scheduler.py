@@ -11,13 +11,14 @@ from ..engine.chunk_planning import plan_chunks
 class PlannedChunk:
     request_id: str
     num_tokens: int
+    is_last: bool  # the prompt is complete with it
 
 
 class PrefillScheduler:
     """First come, first served; many prompts packed into one step up to the token budget.
 
     A request waits until its blocks are there (`next_waiting` / `admit`), then advances chunk by chunk (`plan` /
-    `computed`). Order of admission is order of computation, so a long prompt delays those behind it by at most the
+    `launched`). Order of admission is order of computation, so a long prompt delays those behind it by at most the
     chunks it still needs, never for ever.
     """
 
@@ -37,7 +38,7 @@ class PrefillScheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Prompt tokens accepted and not yet computed (cached ones of waiting prompts are not known yet)."""
+        """Prompt tokens accepted and not yet in a forward pass (cached ones of waiting prompts are not known yet)."""
         return sum(self._num_waiting_tokens.values()) + sum(self._num_missing.values())
 
     @property
@@ -66,16 +67,16 @@ class PrefillScheduler:
         self._num_missing[request_id] = num_missing_tokens
 
     def plan(self) -> list[PlannedChunk]:
-        counts = plan_chunks(list(self._num_missing.values()), self._config.token_budget, self._config.chunk_size)
-        return [PlannedChunk(r, n) for r, n in zip(self._num_missing, counts, strict=True) if n]
+        missing = list(self._num_missing.items())
+        counts = plan_chunks([n for _, n in missing], self._config.token_budget, self._config.chunk_size)
+        return [PlannedChunk(r, n, n == left) for (r, left), n in zip(missing, counts, strict=True) if n]
 
-    def computed(self, chunk: PlannedChunk) -> bool:
-        """Record a finished chunk; True when the prompt is complete (the request is then forgotten here)."""
-        self._num_missing[chunk.request_id] -= chunk.num_tokens
-        if self._num_missing[chunk.request_id]:
-            return False
-        del self._num_missing[chunk.request_id]
-        return True
+    def launched(self, plan: list[PlannedChunk]) -> None:
+        """A forward pass computes the plan; a prompt that is complete with it is forgotten here."""
+        for chunk in plan:
+            self._num_missing[chunk.request_id] -= chunk.num_tokens
+            if chunk.is_last:
+                del self._num_missing[chunk.request_id]
 
     def remove(self, request_id: str) -> None:
         """Forget a request in any phase; one that is not known is not an error."""

@@ -1,5 +1,6 @@
 """Which blocks a sequence holds, and how they come and go. The only place where ownership of blocks changes hands."""
 
+from collections import deque
 from collections.abc import Iterable
 
 from ..core.errors import OutOfBlocks
@@ -17,12 +18,39 @@ class SequenceBlocks:
 
     n is `handle.num_tokens // block_size`. Publishing moves n to the right. A table is changed in place, never
     replaced: a hand-over in progress reads it too.
+
+    A step in flight still reads and writes the blocks its sequences had when it was launched. So blocks that are given
+    up meanwhile stay private until every step that was launched before is collected: a hand-over, which the device does
+    not put in order with steps, could write into them otherwise. Cached blocks need no such care: nobody writes them,
+    and who only reads them in vain has ended.
     """
 
     def __init__(self, cache: RadixCache, block_size: int):
         self.cache = cache
         self._block_size = block_size
         self._handles: dict[str, PrefixHandle] = {}
+        self._num_launched = 0  # steps, of all roles
+        self._in_flight: set[int] = set()  # numbers of steps
+        self._given_up: deque[tuple[int, list[int]]] = deque()  # (steps launched before, block ids)
+
+    def step_launched(self) -> int:
+        """A step uses the sequences' blocks from now on; returns its number for `step_collected`."""
+        self._num_launched += 1
+        self._in_flight.add(self._num_launched)
+        return self._num_launched
+
+    def step_collected(self, number: int) -> None:
+        """The step is over: blocks that waited for it, and for nothing older, are free."""
+        self._in_flight.remove(number)
+        oldest = min(self._in_flight, default=self._num_launched + 1)
+        while self._given_up and self._given_up[0][0] < oldest:
+            self.cache.pool.free(self._given_up.popleft()[1])
+
+    def _give_up(self, block_ids: list[int]) -> None:
+        if self._in_flight:
+            self._given_up.append((self._num_launched, block_ids))
+        else:
+            self.cache.pool.free(block_ids)
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
@@ -98,7 +126,7 @@ class SequenceBlocks:
         result = self.cache.insert(sequence.namespace, sequence.token_ids[:num_tokens], sequence.block_table, handle)
         sequence.block_table[:] = result.canonical_block_ids
         self._handles[sequence.request_id] = result.handle
-        self.cache.pool.free(result.duplicate_block_ids)
+        self._give_up(result.duplicate_block_ids)
 
     def release(self, sequence: Sequence) -> None:
         """Give everything back; the full computed blocks stay behind as cache. Nothing happens if it has none."""
@@ -107,7 +135,7 @@ class SequenceBlocks:
         self.publish(sequence)
         own = self._own_blocks(sequence)
         self.cache.release(self._handles.pop(sequence.request_id))
-        self.cache.pool.free(own)
+        self._give_up(own)
         sequence.block_table.clear()
         sequence.num_computed_tokens = 0
 

@@ -27,7 +27,9 @@ def computing(scheduler: DecodeScheduler, name: str, num_tokens: int) -> Sequenc
 def running(scheduler: DecodeScheduler, name: str, num_tokens: int) -> Sequence:
     sequence = computing(scheduler, name, num_tokens)
     sequence.on(Event.PROMPT_COMPUTED)
-    sequence.advance_computed(num_tokens)
+    sequence.launched(num_tokens)
+    sequence.expect()
+    sequence.collected(num_tokens)
     sequence.append(0)
     return sequence
 
@@ -113,7 +115,7 @@ def test_waiting_tokens_count_queued_and_half_computed_prompts_only() -> None:
     scheduler = make()
     running(scheduler, "r", 3)
     receiving(scheduler, "k", 50)
-    computing(scheduler, "p", 9).advance_computed(4)
+    computing(scheduler, "p", 9).launched(4)
     waiting(scheduler, "w", 7)
     assert scheduler.num_waiting_tokens == 5 + 7
 

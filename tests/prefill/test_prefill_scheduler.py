@@ -22,34 +22,35 @@ def admit_all(scheduler: PrefillScheduler, lengths: dict[str, int]) -> None:
 def test_many_prompts_are_packed_into_one_step_in_order_of_arrival() -> None:
     scheduler = make(token_budget=8)
     admit_all(scheduler, {"a": 3, "b": 4, "c": 5})
-    assert scheduler.plan() == [PlannedChunk("a", 3), PlannedChunk("b", 4), PlannedChunk("c", 1)]
+    assert scheduler.plan() == [PlannedChunk("a", 3, True), PlannedChunk("b", 4, True), PlannedChunk("c", 1, False)]
 
 
 def test_a_long_prompt_advances_by_chunks() -> None:
     scheduler = make(token_budget=8, chunk_size=4)
     admit_all(scheduler, {"long": 10, "short": 2})
-    [first, second] = scheduler.plan()
-    assert (first, second) == (PlannedChunk("long", 4), PlannedChunk("short", 2))
-    assert not scheduler.computed(first)
-    assert scheduler.computed(second)
-    assert scheduler.plan() == [PlannedChunk("long", 4)]
+    plan = scheduler.plan()
+    assert plan == [PlannedChunk("long", 4, False), PlannedChunk("short", 2, True)]
+    scheduler.launched(plan)
+    assert scheduler.plan() == [PlannedChunk("long", 4, False)]
+    scheduler.launched(scheduler.plan())
+    assert scheduler.plan() == [PlannedChunk("long", 2, True)]
 
 
 def test_only_so_many_run_and_the_others_wait_their_turn() -> None:
     scheduler = make(max_running=1)
     admit_all(scheduler, {"a": 2, "b": 2})
-    assert scheduler.plan() == [PlannedChunk("a", 2)]
+    assert scheduler.plan() == [PlannedChunk("a", 2, True)]
     assert scheduler.next_waiting() is None
-    assert scheduler.computed(PlannedChunk("a", 2))
+    scheduler.launched(scheduler.plan())
     assert scheduler.next_waiting() == "b"
 
 
-def test_waiting_tokens_count_what_is_not_computed() -> None:
+def test_waiting_tokens_count_what_no_step_has_taken_up() -> None:
     scheduler = make()
     admit_all(scheduler, {"a": 5})
     scheduler.add("b", 7)
     assert scheduler.num_waiting_tokens == 12
-    scheduler.computed(PlannedChunk("a", 3))
+    scheduler.launched([PlannedChunk("a", 3, False)])
     assert scheduler.num_waiting_tokens == 9
 
 
@@ -86,7 +87,8 @@ def test_every_prompt_is_computed_exactly_once(chunk_size: int, lengths: list[in
         for chunk in plan:
             assert 0 < chunk.num_tokens <= chunk_size
             computed[chunk.request_id] += chunk.num_tokens
-            if scheduler.computed(chunk):
+            if chunk.is_last:
                 done.append(chunk.request_id)
+        scheduler.launched(plan)
     assert computed == named
     assert sorted(done) == sorted(named)

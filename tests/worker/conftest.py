@@ -1,20 +1,18 @@
-"""A whole topology in one thread: real workers, roles, caches and hand-overs; a model and a network made by hand.
-
-The model can be computed on paper: a token's key and value are the token itself, and the next token is a function of
-all tokens *as read from the KV pool through the block table*. A wrong block, a stray write or a token handed over to
-the wrong place gives a wrong token.
+"""A whole topology in one thread: real workers, roles, caches and hand-overs; model, device and network by hand.
 
 The network is a queue for each (sender, receiver); the test says when the head of which queue arrives.
 """
 
+import importlib.util
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
-import torch
 
 from baton.core.config import EngineConfig, NetworkConfig, SchedulerConfig, TransferConfig, WorkerConfig
 from baton.core.layout import BlockLayout
@@ -37,7 +35,6 @@ from baton.core.messages import (
 from baton.core.request import Request, SamplingParams
 from baton.decode.role import DecodeRole
 from baton.engine.kv_cache_pool import KVCachePool
-from baton.engine.sampler import Sampler
 from baton.prefill.role import PrefillRole
 from baton.radix_cache.cache import RadixCache
 from baton.transfer.channels import Incoming, PeerUnreachable
@@ -48,52 +45,18 @@ from baton.worker.sequence_blocks import SequenceBlocks
 from baton.worker.workbench import Workbench
 from baton.worker.worker import Worker
 
-VOCAB_SIZE = 101
-MODULUS = 8191
+
+def _load_helper(name: str) -> ModuleType:
+    """A plain helper module beside this file (with --import-mode=importlib the tests folder is not importable)."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def digest(token_ids: Sequence[int]) -> int:
-    return sum((i + 1) * (token + 1) for i, token in enumerate(token_ids)) % MODULUS
-
-
-def oracle(prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What the hand-made model generates."""
-    token_ids = list(prompt)
-    for _ in range(num_tokens):
-        token_ids.append(digest(token_ids) % VOCAB_SIZE)
-    return token_ids[len(prompt) :]
-
-
-class HandMadeRunner:
-    """ModelRunner's interface over a one-layer, one-head pool of width one."""
-
-    def __init__(self, pool: KVCachePool, block_size: int):
-        self._layer = pool.layer(0)  # [num_blocks, 2, 1, block_size, 1]
-        self._block_size = block_size
-        self.num_tokens_computed = 0
-        self.num_steps = 0
-
-    def forward(self, batch) -> torch.Tensor:
-        hidden = []
-        for i, table in enumerate(batch.block_tables):
-            rows = slice(batch.cu_seqlens[i], batch.cu_seqlens[i + 1])
-            for slot, token in zip(batch.slot_mapping[rows].tolist(), batch.input_ids[rows].tolist(), strict=True):
-                self._layer[slot // self._block_size, :, 0, slot % self._block_size, 0] = float(token)
-            context = [
-                int(self._layer[table[t // self._block_size], 0, 0, t % self._block_size, 0])
-                for t in range(batch.context_lens[i])
-            ]
-            hidden.append([float(digest(context))])
-        self.num_tokens_computed += batch.num_tokens
-        self.num_steps += 1
-        last_rows = {row - 1: i for i, row in enumerate(batch.cu_seqlens[1:])}
-        wanted = [hidden[last_rows[row]] for row in batch.output_rows.tolist()]
-        return torch.tensor(wanted).reshape(-1, 1)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = torch.zeros(len(hidden), VOCAB_SIZE)
-        logits[torch.arange(len(hidden)), hidden[:, 0].long() % VOCAB_SIZE] = 1.0
-        return logits
+hand_made = _load_helper("hand_made")
 
 
 @dataclass
@@ -159,7 +122,8 @@ class LoopbackChannels:
 class House:
     """A gateway played by the test, and workers that can be born and killed. Time is a number."""
 
-    def __init__(self, seed: int = 0, **settings: int):
+    def __init__(self, seed: int = 0, *, overlaps: bool = False, **settings: int):
+        self.overlaps = overlaps  # the devices of all workers
         self.random = random.Random(seed)
         self.now = 1000.0
         self.network = Network()
@@ -194,12 +158,14 @@ class House:
         )  # fmt: skip
         pool = KVCachePool(layout, wanted["num_blocks"])
         pool.layer(0).fill_(-1000.0)  # poisoned: an unwritten slot cannot pass for a token
+        device, feedback = hand_made.Device(self.overlaps, self.random), {}
         engine = SimpleNamespace(
             model_config=SimpleNamespace(hidden_size=1),
             layout=layout,
             pool=pool,
-            runner=HandMadeRunner(pool, wanted["block_size"]),
-            sampler=Sampler(),
+            overlaps=device.overlaps,
+            runner=hand_made.HandMadeRunner(pool, wanted["block_size"], device, feedback),
+            sampler=hand_made.HandMadeSampler(device, feedback),
         )
         blocks = SequenceBlocks(RadixCache(wanted["num_blocks"], wanted["block_size"]), wanted["block_size"])
         link = KVLink(channels, pool, layout, transfer, "", info)
@@ -306,11 +272,12 @@ class House:
         assert all(ledger.idle for ledger in self.ledgers.values())
 
 
-@pytest.fixture
-def house() -> type[House]:
-    return House
+@pytest.fixture(params=[False, True], ids=["in-step", "overlapped"])
+def house(request: pytest.FixtureRequest) -> Callable[..., House]:
+    """House, with workers that compute while they are called, and with workers whose device works on its own."""
+    return partial(House, overlaps=request.param)
 
 
 @pytest.fixture
 def model_oracle():
-    return oracle
+    return hand_made.oracle

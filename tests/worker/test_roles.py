@@ -104,6 +104,27 @@ def test_a_returned_prefix_that_is_gone_is_computed_after_all(house, model_oracl
     h.assert_idle()
 
 
+def test_a_step_in_flight_for_a_dead_request_does_not_write_into_what_others_receive(house, model_oracle) -> None:
+    h = house()
+    p, d = h.birth(PREFILL, num_blocks=8), h.birth(DECODE)
+    h.generate("c", PROMPT[:16], 2, d, None)
+    h.settle()
+    turn_2 = PROMPT[:16] + h.outputs["c"]
+    device = h.benches[p].engine.runner.device
+    device.holds = True
+    h.generate("a", [100 - i for i in range(24)], 2, d, p)
+    for _ in range(200):
+        h.random_step()
+    h.abort("a")
+    h.generate("b", turn_2, 3, d, p, returned=16)
+    for _ in range(400):
+        h.random_step()
+    device.holds = False
+    h.settle()
+    assert h.outputs["b"] == model_oracle(turn_2, 3)
+    h.assert_idle()
+
+
 def test_a_returned_prefix_that_prefill_does_not_want_ends_with_the_hand_over(house, model_oracle) -> None:
     """Prefill cached it after the gateway looked: it never asks for it, and decode must not offer it for ever."""
     h = house()
@@ -155,12 +176,12 @@ def test_a_hidden_state_of_another_size_costs_one_token_and_no_worker(house, mod
 def test_logits_that_are_not_finite_end_their_request_and_no_other(house, model_oracle) -> None:
     h = house()
     p, d = h.birth(PREFILL), h.birth(DECODE)
-    runner = h.benches[d].engine.runner
-    logits = runner.logits
+    sampler = h.benches[d].engine.sampler
+    sample = sampler.sample
     [broken] = model_oracle(PROMPT, 1)
     other = [1, 2, 3]
     assert broken not in model_oracle(other, 6)
-    runner.logits = lambda hidden: torch.where((x := logits(hidden))[:, broken, None] == 1.0, torch.nan, x)
+    sampler.sample = lambda x, rows: sample(torch.where(x[:, broken, None] == 1.0, torch.nan, x), rows)
     h.generate("a", PROMPT, 6, d, p)
     h.generate("b", other, 6, d, p)
     h.settle()
@@ -184,14 +205,14 @@ def test_a_prefix_that_many_ask_for_at_once_is_computed_once(house, model_oracle
     h.assert_idle()
 
 
-def test_a_stop_token_as_the_first_one_ends_it_without_a_decode_step(house, model_oracle) -> None:
+def test_a_stop_token_as_the_first_one_costs_no_decode_step_but_one_that_was_under_way(house, model_oracle) -> None:
     h = house()
     p, d = h.birth(PREFILL), h.birth(DECODE)
     [first] = model_oracle(PROMPT, 1)
     h.generate("a", PROMPT, 50, d, p, stop_token_ids=(first,))
     h.settle()
     assert (h.outputs["a"], h.finished["a"]) == ([first], "stop")
-    assert computed(h, d) == 0
+    assert computed(h, d) == (1 if h.overlaps else 0)
     h.assert_idle()
 
 

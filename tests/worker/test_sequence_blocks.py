@@ -23,8 +23,15 @@ def sequence(name: str, token_ids: list[int]) -> Sequence:
 def computed(blocks: SequenceBlocks, name: str, token_ids: list[int]) -> Sequence:
     s = sequence(name, token_ids)
     assert blocks.acquire(s, s.num_tokens, BlockState.PRIVATE)
-    s.advance_computed(s.num_uncomputed_tokens)
+    compute(s)
     return s
+
+
+def compute(s: Sequence) -> None:
+    """A forward pass over all that is missing."""
+    num_tokens = s.num_uncomputed_tokens
+    s.launched(num_tokens)
+    s.collected(num_tokens)
 
 
 def test_a_released_sequence_leaves_its_full_blocks_as_cache() -> None:
@@ -104,21 +111,52 @@ def test_an_aborted_hand_over_gives_its_reserved_blocks_back() -> None:
     assert blocks.cache.pool.counts().free == 8
 
 
+def test_blocks_given_up_under_a_step_are_free_when_it_and_all_older_ones_are_collected() -> None:
+    blocks = make()
+    s = computed(blocks, "a", list(range(6)))
+    pool = blocks.cache.pool
+    older, newer = blocks.step_launched(), blocks.step_launched()
+    blocks.release(s)
+    later = blocks.step_launched()
+    assert (pool.counts().private, pool.counts().cached) == (1, 1)
+    blocks.step_collected(newer)
+    assert pool.counts().private == 1
+    blocks.step_collected(older)
+    assert pool.counts().private == 0
+    blocks.step_collected(later)
+    assert blocks.cache.ledger().idle
+
+
 class Lives(RuleBasedStateMachine):
-    """Sequences over a tiny alphabet (so that prefixes collide) come, grow, publish and go in any order."""
+    """Sequences over a tiny alphabet (so that prefixes collide) come, grow, publish and go in any order, while steps
+    that use their blocks are launched and collected."""
 
     @initialize(num_blocks=st.integers(4, 12))
     def start(self, num_blocks: int) -> None:
         self.blocks = make(num_blocks)
         self.live: list[Sequence] = []
         self.count = 0
+        self.in_flight: dict[int, set[int]] = {}  # step |-> blocks it may write
+
+    @rule()
+    def launch(self) -> None:
+        pool = self.blocks.cache.pool
+        own = {b for s in self.live for b in s.block_table if pool.state(b) is BlockState.PRIVATE}
+        self.in_flight[self.blocks.step_launched()] = own
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def collect(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.in_flight)))
+        del self.in_flight[number]
+        self.blocks.step_collected(number)
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14))
     def come(self, tokens: list[int]) -> None:
         self.count += 1
         s = sequence(f"s{self.count}", tokens)
         if self.blocks.acquire(s, s.num_tokens, BlockState.PRIVATE):
-            s.advance_computed(s.num_uncomputed_tokens)
+            compute(s)
             self.live.append(s)
 
     @precondition(lambda self: self.live)
@@ -126,8 +164,9 @@ class Lives(RuleBasedStateMachine):
     def step(self, data: st.DataObject, token: int) -> None:
         s = data.draw(st.sampled_from(self.live))
         if self.blocks.grow(s, s.num_tokens + 1):
+            s.expect()
             s.append(token)
-            s.advance_computed(1)
+            compute(s)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -148,7 +187,10 @@ class Lives(RuleBasedStateMachine):
         self.blocks.cache.check_integrity()
         pool = self.blocks.cache.pool
         private = [b for s in self.live for b in s.block_table if pool.state(b) is BlockState.PRIVATE]
-        assert len(private) == len(set(private)) == pool.counts().private
+        assert len(private) == len(set(private)) <= pool.counts().private
+        assert self.in_flight or len(private) == pool.counts().private
+        for block in set().union(*self.in_flight.values()):
+            assert pool.state(block) in (BlockState.PRIVATE, BlockState.CACHED), "a step may write into a free block"
         for s in self.live:
             assert len(s.block_table) * BLOCK_SIZE >= s.num_computed_tokens
 
@@ -156,6 +198,8 @@ class Lives(RuleBasedStateMachine):
         if hasattr(self, "blocks"):
             for s in self.live:
                 self.blocks.release(s)
+            for number in self.in_flight:
+                self.blocks.step_collected(number)
             assert self.blocks.cache.ledger().idle
 
 

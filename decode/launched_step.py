@@ -1,0 +1,25 @@
+"""LaunchedStep: what the device has been given and the decode role has not collected yet."""
+
+from dataclasses import dataclass
+
+from ..core.sequence import Sequence
+from ..engine.launched import LaunchedTokens, LayerProgress
+from .entry import DecodeEntry
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """A forward pass with the sampling behind it, or only the sampling of first tokens after hand-overs."""
+
+    chunks: list[tuple[Sequence, int]]
+    sampled: list[DecodeEntry]  # each gets one token
+    tokens: LaunchedTokens | None  # None: all chunks end within their prompts
+    progress: LayerProgress
+    number: int  # SequenceBlocks.step_launched
+
+    def token_ids(self) -> list[int | None]:
+        """Wait for the device: a token for each of `sampled`, None where no logit is finite."""
+        if self.tokens is not None:
+            return self.tokens.token_ids()
+        self.progress.wait()
+        return []

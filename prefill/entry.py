@@ -1,0 +1,17 @@
+"""PrefillEntry: what the prefill role remembers of one prompt beside its sequence."""
+
+from dataclasses import dataclass
+
+from ..core.messages import NodeRef
+from ..core.sequence import Sequence
+from ..core.timeline import Timeline
+
+
+@dataclass
+class PrefillEntry:
+    sequence: Sequence
+    gateway: NodeRef
+    decode: NodeRef
+    timeline: Timeline
+    num_returned_tokens: int  # what the decode worker hands over before anything is computed
+    num_cached_tokens: int = 0
