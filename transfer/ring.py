@@ -61,7 +61,7 @@ class ReceiverRing:
         return any(self._generations)
 
     def announced(self, slot: int, generation: int) -> None:
-        """A piece was published. Raises RemoteProtocolError unless the next use of this slot is the one as `generation`."""
+        """A piece was published. Raises RemoteProtocolError unless this slot's next use is the one as `generation`."""
         due = 0 <= slot < len(self._generations) and slot not in self._announced
         if not due or generation != self._generations[slot]:
             raise RemoteProtocolError(f"a piece in slot {slot}, generation {generation}, that is not due")

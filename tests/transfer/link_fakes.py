@@ -150,6 +150,27 @@ class Node:
         self.channels.close()
 
 
+def info_of(
+    ref: NodeRef, host_digest: str, endpoints: tuple[str, ...], block_size: int = 4, num_blocks: int = 64
+) -> WorkerInfo:
+    return WorkerInfo(
+        ref=ref,
+        roles=(Role.DECODE,),
+        pid=1,
+        device="cpu",
+        model="m",
+        model_digest="d",
+        wire_digest=layout_of(block_size).wire_digest,
+        host_digest=host_digest,
+        endpoints=endpoints,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        context_length=256,
+        max_running=8,
+        threads=1,
+    )
+
+
 class Cluster:
     """Nodes of one transport: "shared_memory", "tcp" and "gloo" over real sockets, "fake" over FakeNetwork."""
 
@@ -178,29 +199,13 @@ class Cluster:
         run_dir = str(self.run_dir) if shares else ""
         transport = transport or ("gloo" if self.transport == "gloo" else "auto")
         config = TransferConfig(transport, slots, slot_tokens * BYTES_PER_TOKEN + 5, lease_s)
-        info = WorkerInfo(
-            ref=ref,
-            roles=(Role.DECODE,),
-            pid=1,
-            device="cpu",
-            model="m",
-            model_digest="d",
-            wire_digest=layout_of(block_size).wire_digest,
-            host_digest=name,
-            endpoints=(),
-            block_size=block_size,
-            num_blocks=num_blocks,
-            context_length=256,
-            max_running=8,
-            threads=1,
-        )
+        info = info_of(ref, name, (), block_size, num_blocks)
         channels: FakeChannels | WorkerChannels
         if self.transport == "fake":
             channels = FakeChannels(self.network, info)
         else:
             channels = WorkerChannels(NetworkConfig(run_dir, "127.0.0.1", (), ""), ref, self._keys)
-            fields = {f: getattr(info, f) for f in info.__struct_fields__}
-            info = WorkerInfo(**{**fields, "host_digest": channels.host_digest, "endpoints": channels.endpoints})
+            info = info_of(ref, channels.host_digest, channels.endpoints, block_size, num_blocks)
         node = Node(channels, info, NumpyStore(block_size, num_blocks), config, run_dir, self.clock)
         for other in self.nodes:
             other.channels.add_peer(info)

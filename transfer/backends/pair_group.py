@@ -61,7 +61,7 @@ class PairGroup:
         self._group: Group | None = None
         self._failure = ""
         self._overdue_at = time.monotonic() + form_deadline_s + OVERDUE_S  # of what is under way; inf: nothing is
-        self._lock = threading.Lock()  # of the two below
+        self._lock = threading.Lock()  # so that an operation either sees the closing or is seen by it
         self._is_closing = False
         self._aborting: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -90,12 +90,13 @@ class PairGroup:
 
     def close(self) -> None:
         """End the thread soon; what it waits for is aborted."""
-        self.store.end()
-        self._queue.put(None)
-        if self._overdue_at != float("inf"):
-            self._abort()
         with self._lock:
             self._is_closing = True
+            is_busy = self._overdue_at != float("inf")
+        self.store.end()
+        self._queue.put(None)
+        if is_busy:
+            self._abort()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the threads to end; False when one has not."""
@@ -122,8 +123,8 @@ class PairGroup:
                 with self._lock:
                     if self._is_closing:
                         break
+                    self._overdue_at = time.monotonic() + self._deadline.total_seconds() + OVERDUE_S
                 is_send, data = operation
-                self._overdue_at = time.monotonic() + self._deadline.total_seconds() + OVERDUE_S
                 (self._group.send if is_send else self._group.receive)(data, self._deadline)
                 self._overdue_at = float("inf")
                 self.num_done += 1

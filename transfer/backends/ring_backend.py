@@ -8,7 +8,7 @@ No call waits.
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from ...core.errors import BatonError
+from ...core.errors import BatonError, RemoteProtocolError
 
 
 class DeviceBuffer(Protocol):
@@ -36,7 +36,7 @@ class RingBackend(ABC):
         """Staging memory this end holds, on whatever device, with what a library took for it."""
         return 0
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027  most rings cannot break
         """Raises RingBroken when the ring is of no use any more."""
 
     def take_entries(self) -> list[StoreEntry]:
@@ -45,6 +45,7 @@ class RingBackend(ABC):
 
     def entry_arrived(self, entry: StoreEntry) -> None:
         """The other end told something. Raises RemoteProtocolError when this transport has no use for it."""
+        raise RemoteProtocolError(f"a store entry for a ring over {self.transport}")
 
     @abstractmethod
     def close(self) -> None:
