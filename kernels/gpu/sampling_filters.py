@@ -78,6 +78,29 @@ def _total_mass(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _top_k_cut(key, high, top_k, num_groups):  # type: ignore[no-untyped-def]
+    """The k-th highest of the groups' best: k groups have a token of at least that, so the k-th token is not below."""
+    low = tl.full([], _MINUS_INF_KEY, tl.int64)
+    if top_k > num_groups:
+        high = low
+    while low < high:
+        count = tl.sum((key[None, :] >= _asked(low, high)[:, None]).to(tl.int32), 1)
+        low, high = _narrowed(low, high, tl.sum((count >= top_k).to(tl.int64), 0))
+    return float_of_key(low.to(tl.int32))
+
+
+@triton.jit
+def _top_p_cut(key, weight, low, high, goal):  # type: ignore[no-untyped-def]
+    """The highest logit from which on the groups' best alone hold the mass `goal`; `low` if they never do."""
+    if tl.sum(tl.where(key >= low, weight, 0.0), 0) < goal:
+        high = low
+    while low < high:
+        mass = tl.sum(tl.where(key[None, :] >= _asked(low, high)[:, None], weight[None, :], 0.0), 1)
+        low, high = _narrowed(low, high, tl.sum((mass >= goal).to(tl.int64), 0))
+    return float_of_key(low.to(tl.int32))
+
+
+@triton.jit
 def _cut(  # type: ignore[no-untyped-def]
     group_best_ptr,  # [S, num_pieces * PIECE / GROUP] fp32
     piece_best_ptr,  # [S, num_pieces] fp32
@@ -105,32 +128,17 @@ def _cut(  # type: ignore[no-untyped-def]
         mask = group < num_groups
         x = tl.load(group_best_ptr + row * num_groups + group, mask=mask, other=float("-inf"))
         key = tl.where(mask, ordered_key(x), _NO_KEY)
-        low = tl.full([], _MINUS_INF_KEY, tl.int64)
         high = ordered_key(best).to(tl.int64)
         if (top_k > 0) & (top_k < vocab_size):
-            # k groups with a token of at least v: the k-th highest token is not below v.
-            if top_k > num_groups:
-                high = low
-            while low < high:
-                count = tl.sum((key[None, :] >= _asked(low, high)[:, None]).to(tl.int32), 1)
-                low, high = _narrowed(low, high, tl.sum((count >= top_k).to(tl.int64), 0))
-            cut = float_of_key(low.to(tl.int32))
+            cut = _top_k_cut(key, high, top_k, num_groups)
         else:
             total = _total_mass(piece_best_ptr, piece_mass_ptr, row, best, temperature, num_pieces, PIECES)
             # The tokens below v hold at most vocab_size times the mass of v. Up to 1 - top_p of it all may go.
             spare = tl.maximum((1.0 - top_p - _SLACK) * total, 1e-300)
             floor = best.to(tl.float64) + temperature * tl.log(spare / vocab_size)
-            cut = fp32_below(tl.maximum(floor, -3.0e38))
-            # The best tokens of the groups alone may hold enough, which says more.
             weight = tl.where(mask, _weights(x, best, temperature), 0.0)
-            goal = top_p * total * (1.0 + _SLACK)
-            low = tl.maximum(low, ordered_key(cut).to(tl.int64))
-            if (low > high) | (tl.sum(tl.where(key >= low, weight, 0.0), 0) < goal):
-                high = low
-            while low < high:
-                mass = tl.sum(tl.where(key[None, :] >= _asked(low, high)[:, None], weight[None, :], 0.0), 1)
-                low, high = _narrowed(low, high, tl.sum((mass >= goal).to(tl.int64), 0))
-            cut = float_of_key(low.to(tl.int32))
+            floor_key = ordered_key(fp32_below(tl.maximum(floor, -3.0e38))).to(tl.int64)
+            cut = _top_p_cut(key, weight, floor_key, high, top_p * total * (1.0 + _SLACK))
     tl.store(cut_ptr + row, cut)
 
 
@@ -288,7 +296,6 @@ def launch_filters(
     cut = VocabularyCut(vocab_size)
     config, length, device = filter_config(cut), strand_length(cut), logits.device
     bound = torch.empty(num_rows, dtype=torch.float32, device=device)
-    lowest = torch.empty(num_rows, dtype=torch.float32, device=device)
     kept = torch.empty((num_rows, STRANDS, length), dtype=torch.float32, device=device)
     num_kept = torch.empty((num_rows, STRANDS), dtype=torch.int32, device=device)
     rules = (params.temperature, params.top_k, params.top_p)
@@ -320,21 +327,23 @@ def launch_filters(
         CHUNK=_CHUNK,
         **compile_options(config["gather_warps"], 1),
     )
-    _select[(num_rows,)](
+    return _launch_select(kept, num_kept, (bound, piece_best, piece_mass, *rules), cut)
+
+
+def _launch_select(kept: Tensor, num_kept: Tensor, inputs: tuple[Tensor, ...], cut: VocabularyCut) -> Tensor:
+    lowest = torch.empty(len(kept), dtype=torch.float32, device=kept.device)
+    _select[(len(kept),)](
         kept,
         num_kept,
-        bound,
-        piece_best,
-        piece_mass,
-        *rules,
+        *inputs,
         lowest,
-        vocab_size,
+        cut.vocab_size,
         cut.num_pieces,
-        length,
+        strand_length(cut),
         PIECES=cut.padded_pieces,
         STRANDS=STRANDS,
         WIDTH=_WIDTH,
-        **compile_options(config["select_warps"], 1),
+        **compile_options(filter_config(cut)["select_warps"], 1),
     )
     return lowest
 

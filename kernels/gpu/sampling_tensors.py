@@ -11,6 +11,7 @@ from .launching import require, require_tensor
 
 PIECE = 4096  # tokens that one program reads at once
 GROUP = 64  # neighbouring tokens whose highest logit is kept, so that later passes skip those who cannot matter
+NO_TOKEN = tl.constexpr(2147483647)  # above every id
 # Below this temperature float32 logits that differ at all are too far apart for the noise to matter.
 _GREEDY_TEMPERATURE = tl.constexpr(1e-7)
 _FLOATS = (torch.float64, torch.float32)
