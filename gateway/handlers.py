@@ -10,6 +10,7 @@ from aiohttp import web
 from ..core.errors import RequestError
 from ..core.messages import FlushCache, Flushed, LedgerQuery, LedgerReport
 from ..core.timeline import Station, Timeline
+from .fleet import describe_fleet
 from .gateway import Gateway
 from .middleware import request_id, shown_request_id
 from .openai_api import ParsedRequest
@@ -40,6 +41,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
         web.post("/v1/chat/completions", handlers.chat_completions),
         web.get("/health", handlers.health),
         web.get("/ready", handlers.ready),
+        web.get("/workers", handlers.workers),
         web.get("/ledger", handlers.ledger),
         web.post("/flush_cache", handlers.flush_cache),
         web.get("/metrics", handlers.metrics),
@@ -142,7 +144,16 @@ class Handlers:
     # ---- operation ------------------------------------------------------------------------------------------------
 
     async def index(self, request: web.Request) -> web.StreamResponse:
-        paths = ["/v1/models", "/v1/completions", "/v1/chat/completions", "/health", "/ready", "/ledger", "/metrics"]
+        paths = [
+            "/v1/models",
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/health",
+            "/ready",
+            "/workers",
+            "/ledger",
+            "/metrics",
+        ]
         return _json({"server": "baton", "model": self._gateway.config.served_model, "endpoints": paths})
 
     async def health(self, request: web.Request) -> web.StreamResponse:
@@ -154,6 +165,11 @@ class Handlers:
         if report["ready"]:
             return _json(report)
         return _json(report, status=503, headers={"Retry-After": "1"})
+
+    async def workers(self, request: web.Request) -> web.StreamResponse:
+        """Who is here, with what device and pool, and how KV travels between them now."""
+        await self._gateway.cluster.ask_all(LedgerQuery)  # before they answer, workers send a fresh Status
+        return _json({"workers": describe_fleet(list(self._gateway.membership.workers.values()))})
 
     async def ledger(self, request: web.Request) -> web.StreamResponse:
         """Who owns the blocks of each worker, and what is in flight here; idle when nothing is, anywhere."""

@@ -84,7 +84,7 @@ def place_joined(role: Role, options: EngineOptions, machine: Machine) -> tuple[
     device, _ = resolve_device(options.device, machine)
     if device == "cpu":
         return resolve_compute(options, machine), WorkerPlace(worker_id, role)
-    cards = choose_gpus("--device", options.card, machine.cards.gpus) or machine.cards.gpus
+    cards = choose_gpus(f"--device cuda:{options.card}", options.card, machine.cards.gpus) or machine.cards.gpus
     card = max(cards, key=lambda gpu: gpu.free_bytes)  # the first one among equals
     placement = place_workers(0, 1, [card])
     for line in (*placement.warnings, f"card: {placement.decode[0].share:.0%} of {card.text}"):

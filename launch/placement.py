@@ -56,8 +56,8 @@ def place_workers(
     num_prefill: int, num_decode: int, gpus: Sequence[Gpu], prefill_devices: str = "auto", decode_devices: str = "auto"
 ) -> Placement:
     """`gpus`: the visible cards, at least one. Raises ConfigurationError for a list that names no card."""
-    named_prefill = choose_gpus("--prefill-devices", prefill_devices, gpus)
-    named_decode = choose_gpus("--decode-devices", decode_devices, gpus)
+    named_prefill = choose_gpus(f"--prefill-devices {prefill_devices}", prefill_devices, gpus)
+    named_decode = choose_gpus(f"--decode-devices {decode_devices}", decode_devices, gpus)
     auto_prefill, auto_decode = _divide(num_prefill, num_decode, gpus, named_prefill, named_decode)
     prefill = _deal(num_prefill, named_prefill or auto_prefill)
     decode = _deal(num_decode, named_decode or auto_decode)
@@ -74,8 +74,8 @@ def place_workers(
     return Placement(slots[0], slots[1], tuple(warnings))
 
 
-def choose_gpus(option: str, text: str, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """The cards that `0,1` or `GPU-1a2b,GPU-3c4d` names; none for auto. Raises ConfigurationError naming `option`."""
+def choose_gpus(typed: str, text: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The cards that `0,1` or `GPU-1a2b,GPU-3c4d` names; none for auto. Raises ConfigurationError."""
     if text == "auto":
         return []
     chosen = []
@@ -83,7 +83,7 @@ def choose_gpus(option: str, text: str, gpus: Sequence[Gpu]) -> list[Gpu]:
         gpu = find_gpu(tuple(gpus), word.strip())
         if gpu is None:
             known = ", ".join(f"{gpu.index} ({gpu.name}, {gpu.uuid[:12]})" for gpu in gpus)
-            raise ConfigurationError(f"{option} {text}: there is no card {word.strip()!r}. Visible here: {known}.")
+            raise ConfigurationError(f"{typed}: there is no card {word.strip()!r}. Visible here: {known}.")
         chosen.append(gpu)
     return chosen
 

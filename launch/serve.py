@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..core.config import GatewayConfig, TransferConfig, WorkerConfig
+from ..core.config import TransferConfig, WorkerConfig
 from ..core.errors import BatonError, ConfigurationError
 from ..transfer.keys import ClusterKeys
 from ..vocab.progress import default_progress
@@ -34,14 +34,16 @@ from .options import (
 from .placement import Placement, choose_gpus, place_workers
 from .resolve import require_weights_fit, resolve_engine
 from .run_dir import run_directory
-from .start_table import TableRow, curl_line, join_line, url_of, write_start_table
+from .start_table import curl_line, join_line, url_of, write_start_table
 from .supervisor import Supervisor
 from .topology import Cluster, gateway_config, local_worker_configs, require_topology, worker_places
+from .worker_report import WorkerReport, memory_lines, read_reports, table_row
 
 READY_TIMEOUT_S = 600.0
 PATIENCE_S = 10.0  # a line about what is missing this often
 POLL_INTERVAL_S = 0.05
 PROBE_TIMEOUT_S = 2.0
+REPORT_TIMEOUT_S = 10.0  # the gateway itself waits for workers in the middle of a step
 WITHOUT_RING_FILES = ("tcp", "gloo", "nccl")
 
 
@@ -95,7 +97,7 @@ def choose_devices(options: EngineOptions, pools: PoolFlags, machine: Machine) -
                 why = "--device cpu" if options.device == "cpu" else obstacles(machine)[0].text
                 raise ConfigurationError(f"{option} {devices} names cards, but the workers run on the CPU: {why}.")
         return compute, None
-    cards = choose_gpus("--device", options.card, machine.cards.gpus) or machine.cards.gpus
+    cards = choose_gpus(f"--device cuda:{options.card}", options.card, machine.cards.gpus) or machine.cards.gpus
     placement = place_workers(pools.prefill, pools.decode, cards, pools.prefill_devices, pools.decode_devices)
     require_nccl_pairs(options.transport, placement)
     return resolve_compute(options, machine.with_gpus(placement.gpus)), placement
@@ -166,7 +168,9 @@ async def _run(plan: Plan) -> None:
 
     async def announce() -> None:
         await wait_ready(plan)
-        write_start_table(table_rows(plan, supervisor.pids), hints(plan), sys.stdout)
+        reports = await worker_reports(plan)
+        rows = [table_row(spec, supervisor.pids.get(spec.name, 0), reports.get(spec.name)) for spec in plan.specs]
+        write_start_table(rows, [*memory_lines(reports), *hints(plan)], sys.stdout)
 
     await supervisor.run(announce)
 
@@ -191,20 +195,14 @@ async def wait_ready(plan: Plan) -> None:
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def table_rows(plan: Plan, pids: dict[str, int]) -> list[TableRow]:
-    num_prefill = sum(spec.name.startswith("prefill") for spec in plan.specs)
-    rows = []
-    for spec in plan.specs:
-        pid = pids.get(spec.name, 0)
-        match spec.config:
-            case GatewayConfig():
-                rows.append(TableRow(spec.name, pid))
-            case WorkerConfig(engine=engine, transfer=transfer):
-                transport = "shared memory" if transfer.transport != "tcp" else "tcp"
-                tokens = f"{engine.num_blocks * engine.block_size:,}"
-                shown = transport if num_prefill else "-"
-                rows.append(TableRow(spec.name, pid, engine.device, str(engine.threads), tokens, shown))
-    return rows
+async def worker_reports(plan: Plan) -> dict[str, WorkerReport]:
+    """What the workers say of themselves, by id; empty when the gateway has fallen silent again."""
+    try:
+        _, body = await http_get(plan.cluster.http, "/workers", REPORT_TIMEOUT_S)
+        return read_reports(body)
+    except (OSError, TimeoutError, msgspec.DecodeError) as error:
+        write_line(f"warning: no word from the gateway about its workers ({error!r:.200})")
+        return {}
 
 
 def hints(plan: Plan) -> list[str]:

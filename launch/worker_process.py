@@ -33,7 +33,7 @@ def run_worker(config: WorkerConfig) -> None:
     beat = BeatThread(config.network, bench.info.ref, keys, lambda: bench.engine.runner.num_steps)
     beat.start()
     try:
-        logger.debug("ready: %d blocks of %d tokens", config.engine.num_blocks, config.engine.block_size)
+        logger.debug("ready: %d blocks of %d tokens", bench.info.num_blocks, bench.info.block_size)
         worker.run()
     finally:
         beat.stop()

@@ -179,7 +179,8 @@ def serve(log_folder: Path, model: Path | str, *flags: str) -> Iterator[Server]:
     A test that stops it itself sets `was_stopped`; that no process is left is checked all the same.
     """
     log = log_folder / f"serve-{time.monotonic_ns()}.log"
-    command = [str(Path(sys.executable).with_name("baton")), "serve", str(model), "--port", "0", *flags]
+    device = () if "--device" in flags else ("--device", "cpu")  # where there is a GPU, too
+    command = [str(Path(sys.executable).with_name("baton")), "serve", str(model), "--port", "0", *device, *flags]
     with log.open("w") as output:
         process = subprocess.Popen(
             command,

@@ -33,6 +33,10 @@ class Membership:
         self._silent: set[NodeRef] = set()  # gateways lost by silence
         self._peers: dict[str, WorkerInfo] = {}  # worker id |-> its present life
 
+    @property
+    def peers(self) -> list[WorkerInfo]:
+        return list(self._peers.values())
+
     def knows(self, ref: NodeRef | None) -> bool:
         """Is this peer introduced and not gone?"""
         return ref is not None and ref.node_id in self._peers and self._peers[ref.node_id].ref == ref

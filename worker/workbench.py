@@ -1,15 +1,18 @@
 """Workbench: the parts of one worker that its roles share, built once per process."""
 
+import contextlib
 import logging
 import os
 import secrets
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from ..core.config import WorkerConfig
-from ..core.messages import Ledger, Message, NodeRef, Status, WorkerInfo
+from ..core.errors import ConfigurationError
+from ..core.messages import Ledger, Message, NodeRef, Role, Status, WorkerInfo
 from ..engine.engine import Engine, load_engine
 from ..radix_cache.cache import RadixCache
 from ..transfer.channels import PeerUnreachable, WorkerChannels
@@ -54,7 +57,14 @@ class Workbench:
             ring_slots_in_use=link.ring_slots_in_use,
         )
 
-    def status(self, num_waiting: int, num_running: int, num_waiting_tokens: int, num_preemptions: int) -> Status:
+    def status(
+        self,
+        num_waiting: int,
+        num_running: int,
+        num_waiting_tokens: int,
+        num_preemptions: int,
+        peers: Iterable[WorkerInfo],
+    ) -> Status:
         states, link = self.cache.pool.counts(), self.link.counts()
         return Status(
             num_waiting=num_waiting,
@@ -72,7 +82,17 @@ class Workbench:
             num_kv_bytes_sent=link.bytes_sent,
             num_kv_bytes_received=link.bytes_received,
             num_handover_failures=self.counters["num_handover_failures"],
+            transports=self._transports(peers),
         )
+
+    def _transports(self, peers: Iterable[WorkerInfo]) -> dict[str, str]:
+        """Prefill worker |-> how its KV comes here; without those whose KV cannot come."""
+        found = {}
+        for peer in peers if Role.DECODE in self.info.roles else ():
+            if Role.PREFILL in peer.roles:
+                with contextlib.suppress(PeerUnreachable, ConfigurationError):  # its hand-overs say why
+                    found[peer.ref.node_id] = self.link.transport_of(peer.ref)
+        return found
 
 
 def build_workbench(config: WorkerConfig) -> Workbench:
@@ -80,12 +100,12 @@ def build_workbench(config: WorkerConfig) -> Workbench:
     engine = load_engine(config.engine)
     ref = NodeRef(config.worker_id, secrets.randbits(63))
     channels = WorkerChannels(config.network, ref, ClusterKeys.load(config.network.key_file))
-    num_blocks, block_size = config.engine.num_blocks, config.engine.block_size
+    num_blocks, block_size = engine.num_blocks, config.engine.block_size
     info = WorkerInfo(
         ref=ref,
         roles=config.roles,
         pid=os.getpid(),
-        device=config.engine.device,
+        device=config.device_name or config.engine.device,
         model=config.served_model,
         model_digest=config.model_digest,
         wire_digest=engine.layout.wire_digest,
@@ -93,10 +113,23 @@ def build_workbench(config: WorkerConfig) -> Workbench:
         endpoints=channels.endpoints,
         block_size=block_size,
         num_blocks=num_blocks,
-        context_length=config.context_length,
+        context_length=fit_context(config, num_blocks * block_size),
         max_running=config.scheduler.max_running,
         threads=config.engine.threads,
+        device_kind=config.engine.device,
+        device_uuid=config.device_uuid,
+        memory_note=engine.memory_note,
     )
     blocks = SequenceBlocks(RadixCache(num_blocks, block_size), block_size)
     link = KVLink(channels, engine.pool, engine.layout, config.transfer, config.network.run_dir, info)
     return Workbench(config, info, engine, blocks, channels, link, CacheReporter(blocks.cache, channels))
+
+
+def fit_context(config: WorkerConfig, pool_tokens: int) -> int:
+    """The longest request this worker takes. Raises ConfigurationError when the user fixed more than the pool holds."""
+    if config.context_length <= pool_tokens or config.context_may_shrink:
+        return min(config.context_length, pool_tokens)
+    raise ConfigurationError(
+        f"--context-length {config.context_length} is more than the KV cache of {config.worker_id} holds "
+        f"({pool_tokens} tokens). Ask for less, or give the worker a card, or more of one, for itself."
+    )

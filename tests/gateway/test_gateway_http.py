@@ -160,6 +160,9 @@ def test_operational_paths(in_world: Any) -> None:
         assert ledger["idle"] is True
         assert ledger["workers"]["decode-0"]["free"] == 256
         assert ledger["gateway"] == {"in_flight": 0, "queued": 0}
+        status, fleet = await world.get("/workers")
+        assert status == 200
+        assert [(w["id"], w["kv_tokens"]) for w in fleet["workers"]] == [("decode-0", 4096), ("prefill-0", 4096)]
         async with world.http.post(world.url + "/flush_cache") as response:
             assert (await response.json())["flushed_blocks"] == {"prefill-0": 7, "decode-0": 7}
         for method, path, status in (("GET", "/nowhere", 404), ("GET", "/v1/completions", 405), ("POST", "/", 405)):

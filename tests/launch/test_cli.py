@@ -1,6 +1,7 @@
 """The command line as a user meets it: real processes, exit codes, no traceback, words that lead on."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -8,12 +9,21 @@ import time
 
 import pytest
 
+from baton.transfer.keys import ClusterKeys
+
 
 def baton(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As on a machine without a GPU, whatever there is."""
     command = [sys.executable, "-P", "-c", "from baton.launch.cli import main; main()", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
-    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+@pytest.fixture(scope="session")
+def key_file(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("keys") / "cluster.key"
+    ClusterKeys.create(path)
+    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +36,17 @@ def baton(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         (["serve", "--port", "0", "--prefill", "two"], ["--prefill", "two"]),
         (["serve", "--port", "0", "--decode", "0"], ["--decode 0", "at least one"]),
         (["serve", "--port", "0", "--device", "cuda"], ["--device cuda", "--device cpu"]),
+        (["serve", "--port", "0", "--device", "cuda:1"], ["--device cuda", "--device cpu"]),
+        (["serve", "--port", "0", "--device", "rocm"], ["--device", "auto, cpu, cuda"]),
+        (["serve", "--port", "0", "--decode-devices", "0"], ["--decode-devices 0", "CPU"]),
+        (["serve", "--port", "0", "--dtype", "int8"], ["--dtype int8", "--device cuda"]),
+        (["serve", "--port", "0", "--kernels", "triton"], ["--kernels triton", "--kernels torch"]),
+        (["serve", "--port", "0", "--deterministic"], ["--deterministic"]),
+        (["serve", "--port", "0", "--transport", "nccl"], ["--transport nccl", "gloo"]),
+        (
+            ["decode", "--join", "127.0.0.1:1", "--key-file", "KEY", "--device", "cuda"],
+            ["--device cuda", "--device cpu"],
+        ),
         (["serve", "--port", "0", "--dtype", "int3"], ["--dtype", "float32"]),
         (["serve", "--port", "0", "--block-size", "24"], ["--block-size 24", "16, 32"]),
         (["serve", "--port", "0", "--kv-memory", "much"], ["--kv-memory", "2G"]),
@@ -42,8 +63,8 @@ def baton(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_gets_a_short_answer(arguments, words):
-    result = baton(*arguments)
+def test_a_mistake_gets_a_short_answer(arguments, words, key_file):
+    result = baton(*(key_file if argument == "KEY" else argument for argument in arguments))
     assert result.returncode == 2, result.stderr
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
@@ -84,9 +105,24 @@ def test_the_launcher_loads_no_torch(module):
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
 
 
+def test_a_card_is_found_and_the_first_thing_in_its_way_is_said(tmp_path):
+    """With a fake nvidia-smi: on a development machine it is torch, on one with a GPU the driver."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text("#!/bin/sh\necho '0, GPU-1a2b, NVIDIA Fake, 9.0, 1000, 1000, 1.0'\n")
+    script.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    result = baton("serve", "--port", "0", "--device", "cuda", PATH=path, CUDA_VISIBLE_DEVICES="0")
+    assert result.returncode == 2
+    assert re.search("torch installed here is a CPU build|driver 1.0 is too old", result.stderr), result.stderr
+    report = baton("doctor", PATH=path, CUDA_VISIBLE_DEVICES="0").stdout
+    assert "cuda:0 (NVIDIA Fake), sm_90, 1000 MiB of 1000 MiB free" in report
+    assert re.search("^! gpu (torch|driver) ", report, re.MULTILINE)
+
+
 SERVE_FLAGS = """
     --prefill --decode --host --port --device --dtype --block-size --kv-memory --threads --context-length
     --max-model-len --max-running --token-budget --transport --served-model-name --join-address --log-level --debug
+    --kernels --deterministic --prefill-devices --decode-devices
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("--dtype", "float32", "--kv-memory", "16M")
+SMALL = ("--device", "cpu", "--dtype", "float32", "--kv-memory", "16M")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_ctrl_c_while_a_worker_starts_leaves_no_traceback(serve, server_process,
 def test_a_worker_with_another_model_is_refused(serve, server_process, tiny_model):
     server = serve("--prefill", "0")
     join = ("--join", server.join_address, "--key-file", str(server.key_file))
-    other_dtype = ("--dtype", "float16", "--kv-memory", "16M")
+    other_dtype = ("--device", "cpu", "--dtype", "float16", "--kv-memory", "16M")
     with server_process.BatonProcess("decode", str(tiny_model), *other_dtype, *join) as worker:
         assert worker.wait(60) == 2, worker.output
         assert "refused" in worker.output

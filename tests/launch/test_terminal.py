@@ -7,12 +7,14 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.core.errors import BatonError, ConfigurationError
 from baton.launch import doctor
 from baton.launch.chat import ChatClient, chat
 from baton.launch.doctor import Finding
+from baton.launch.gpus import GpuListing
 from baton.launch.options import HostPort
 from baton.launch.start_table import TableRow, curl_line, join_line, plain_table, url_of, write_start_table
 
@@ -70,6 +72,23 @@ def test_findings_of_problems(builders, monkeypatch, tmp_path):
     assert not doctor.shared_memory_finding(tmp_path / "absent").fix
     facts = {finding.topic: finding.fact for finding in doctor.machine_findings(builders.MACHINE)}
     assert facts["memory"] == "8.00 GiB available"
+
+
+def test_gpu_findings(builders):
+    def fixes(machine) -> dict[str, str]:
+        return {finding.topic: finding.fix for finding in doctor.gpu_findings(machine)}
+
+    without = doctor.gpu_findings(msgspec.structs.replace(builders.MACHINE, cards=GpuListing(problem="no driver")))
+    assert without == [Finding("gpu", "none: no driver")]
+    good = {"gpu": "", "gpu driver": "", "gpu torch": "", "gpu triton": "", "gpu compiler": ""}
+    assert fixes(builders.gpu_machine(2)) == good
+    bad = builders.gpu_machine(
+        1, torch_cuda="", has_triton=False, missing_for_triton=("Python's headers", "python3-dev")
+    )
+    assert [topic for topic, fix in fixes(bad).items() if fix] == ["gpu torch", "gpu triton", "gpu compiler"]
+    assert fixes(bad)["gpu compiler"] == "apt install python3-dev"
+    old = builders.gpu_machine(cards=GpuListing(builders.cards(1), "470.1"))
+    assert fixes(old)["gpu driver"].startswith("install driver 580")
 
 
 def test_the_cache_finding_lists_models(tmp_path: Path):
