@@ -39,23 +39,32 @@ from .model_shapes import ModelShape
 
 @triton.jit
 def _attend_tiles(  # type: ignore[no-untyped-def]
-    acc, peak, total, q, positions, head_kv, table, begin, end, oldest, block_stride, window, log2_scale, soft_cap,
+    acc, peak, total, scores, q, positions, head_kv, table, begin, end, oldest, stop, block_stride, window,
+    log2_scale, soft_cap,
     IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEY_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the keys begin..end; IS_MASKED: some rows do not see some of them, and no row sees those
-    before `oldest` (nor are they read)."""
+    """Online softmax over the tiles of keys from `begin` to `end`; keys outside of oldest..stop are not read.
+
+    `scores` come in as those of the tile at `begin` and go out as those of the tile after the last: a tile's scores
+    are multiplied one turn ahead, so the tensor cores are busy while the exponentials of the tile before are taken
+    (FlashAttention-3's overlap within a warp group). IS_MASKED: some rows do not see some of the keys.
+    """
     keys = tl.arange(0, KEY_TILE)
     is_dim = (tl.arange(0, q.shape[1]) < HEAD_DIM)[None, :]
-    blocks = tl.load(table + (begin + keys) // BLOCK_SIZE, mask=begin + keys < end, other=0)
+    # A tile starts at a multiple of KEY_TILE, so this is the same for every tile.
+    ids = table + keys // BLOCK_SIZE
+    in_block = head_kv + (keys % BLOCK_SIZE * HEAD_DIM)[:, None]
+    # Block ids are loaded a turn before they are needed. Keys and values are a tile apart and load theirs separately:
+    # a value handed on over two turns would keep the compiler from pipelining the loop.
+    value_blocks = tl.load(ids + begin // BLOCK_SIZE, mask=begin + keys < stop, other=0)
+    key_blocks = tl.load(ids + (begin + KEY_TILE) // BLOCK_SIZE, mask=begin + KEY_TILE + keys < stop, other=0)
     for start in range(begin, end, KEY_TILE):
         tokens = start + keys
-        at = head_kv + (blocks.to(tl.int64) * block_stride + tokens % BLOCK_SIZE * HEAD_DIM)[:, None]
-        # The next tile's block ids: the wait for them hides behind this tile.
-        blocks = tl.load(table + (tokens + KEY_TILE) // BLOCK_SIZE, mask=tokens + KEY_TILE < end, other=0)
-        is_kv = ((tokens < end) & (tokens >= oldest))[:, None] & is_dim if IS_MASKED else is_dim
-        key = tl.load(at, mask=is_kv, other=0.0)
-        scores = tl.dot(q, tl.trans(key), input_precision="ieee")
+        following = start + KEY_TILE
+        at = in_block + following % BLOCK_SIZE * HEAD_DIM + (key_blocks.to(tl.int64) * block_stride)[:, None]
+        key = tl.load(at, mask=(following + keys < stop)[:, None] & is_dim, other=0.0)
+        next_scores = tl.dot(q, tl.trans(key), input_precision="ieee")
         if HAS_SOFT_CAP:
             scores = cap_scores(scores, log2_scale, soft_cap)
         if IS_MASKED:
@@ -66,9 +75,16 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
         weights, shrink, peak, total = softmax_step(
             scores, peak, total, 1.0 if HAS_SOFT_CAP else log2_scale, IS_MASKED and HAS_WINDOW
         )
-        value = tl.load(at + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=is_kv, other=0.0)
+        at = in_block + start % BLOCK_SIZE * HEAD_DIM + (value_blocks.to(tl.int64) * block_stride)[:, None]
+        is_value = ((tokens < stop) & (tokens >= oldest))[:, None] & is_dim if IS_MASKED else is_dim
+        value = tl.load(at + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=is_value, other=0.0)
         acc = tl.dot(weights.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
-    return acc, peak, total
+        value_blocks = tl.load(ids + following // BLOCK_SIZE, mask=following + keys < stop, other=0)
+        key_blocks = tl.load(
+            ids + (following + KEY_TILE) // BLOCK_SIZE, mask=following + KEY_TILE + keys < stop, other=0
+        )
+        scores = next_scores
+    return acc, peak, total, scores
 
 
 @triton.jit
@@ -79,28 +95,36 @@ def _attend_rows(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Attention of a tile of rows at `positions`, the lowest of which is `first`, the highest `last`.
 
-    keys |  begin .. masked: where windows start | clear_begin .. not masked | clear_end .. masked: the diagonal | last
+    keys |  begin .. masked: where windows start | clear .. not masked | diagonal .. masked | last
     """
+    stop = last + 1
+    diagonal = (first + 1) // KEY_TILE * KEY_TILE
+    oldest = tl.maximum(first - window + 1, 0) if HAS_WINDOW else 0
+    begin = oldest // KEY_TILE * KEY_TILE
+    keys = begin + tl.arange(0, KEY_TILE)
+    blocks = tl.load(table + keys // BLOCK_SIZE, mask=(keys < stop) & (keys >= oldest), other=0).to(tl.int64)
+    key = tl.load(
+        head_kv + (blocks * block_stride + keys % BLOCK_SIZE * HEAD_DIM)[:, None],
+        mask=((keys < stop) & (keys >= oldest))[:, None] & (tl.arange(0, q.shape[1]) < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+    scores = tl.dot(q, tl.trans(key), input_precision="ieee")
     peak = tl.full([q.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([q.shape[0]], tl.float32)
     acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
-    oldest = 0
-    clear_begin = 0
-    clear_end = (first + 1) // KEY_TILE * KEY_TILE
+    clear = begin
     if HAS_WINDOW:
-        oldest = tl.maximum(first - window + 1, 0)
-        begin = oldest // KEY_TILE * KEY_TILE
-        clear_begin = tl.minimum(tl.cdiv(tl.maximum(last - window + 1, 0), KEY_TILE) * KEY_TILE, clear_end)
-        acc, peak, total = _attend_tiles(
-            acc, peak, total, q, positions, head_kv, table, begin, clear_begin, oldest, block_stride, window,
+        clear = tl.minimum(tl.cdiv(tl.maximum(stop - window, 0), KEY_TILE) * KEY_TILE, diagonal)
+        acc, peak, total, scores = _attend_tiles(
+            acc, peak, total, scores, q, positions, head_kv, table, begin, clear, oldest, stop, block_stride, window,
             log2_scale, soft_cap, True, HAS_WINDOW, HAS_SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEY_TILE,
         )  # fmt: skip
-    acc, peak, total = _attend_tiles(
-        acc, peak, total, q, positions, head_kv, table, clear_begin, clear_end, oldest, block_stride, window,
+    acc, peak, total, scores = _attend_tiles(
+        acc, peak, total, scores, q, positions, head_kv, table, clear, diagonal, oldest, stop, block_stride, window,
         log2_scale, soft_cap, False, HAS_WINDOW, HAS_SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEY_TILE,
     )  # fmt: skip
-    acc, peak, total = _attend_tiles(
-        acc, peak, total, q, positions, head_kv, table, clear_end, last + 1, oldest, block_stride, window,
+    acc, peak, total, scores = _attend_tiles(
+        acc, peak, total, scores, q, positions, head_kv, table, diagonal, stop, oldest, stop, block_stride, window,
         log2_scale, soft_cap, True, HAS_WINDOW, HAS_SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEY_TILE,
     )  # fmt: skip
     return acc / total[:, None]
