@@ -7,13 +7,10 @@ How one output element is computed depends on K, M, the dtypes and the chip only
 - With few rows a program has one segment of one tile, so that a small weight is read by enough programs at once,
   and a second kernel adds the segments. With many rows a program walks all segments of its tile itself. Both
   orders of work add the same numbers in the same order.
-- Tiles of 64 and of more rows multiply with the same instruction: rows are its first operand, so on sm_90 every
-  tile is made of `wgmma.m64n128k16`, on sm_80 of `mma.m16n8k16`, on sm_100 of one tcgen05 shape (tiles of 128 rows
-  only). `tests/kernels/test_compiled_gemm.py` reads that from the PTX.
+- Tiles of any number of rows multiply with the same instruction (see tile_product.py).
 """
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -23,25 +20,24 @@ from torch import Tensor
 
 from .compiling import KernelSpec
 from .cost import OpCost
-from .launching import INTERPRETED, compile_options, require, require_tensor
+from .launching import capability_of, compile_options, require
 from .model_shapes import ModelShape
+from .tile_product import (
+    TYPE_NAMES,
+    TileConfig,
+    cdiv,
+    check_linear,
+    check_out,
+    dot_range,
+    finish,
+    tile_constants,
+    tile_of,
+    tiles_for,
+)
 
-FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-TYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _WANTED_PROGRAMS = 120  # about one for each of the 132 SMs of an H200 (108 of an A100)
 _MIN_SEGMENT = 256  # elements of K; a shorter segment costs more to add than it gains
 _SUM_BLOCK = 256
-
-
-@dataclass(frozen=True, slots=True)
-class TileConfig:
-    """The tile of one program, and how it is compiled."""
-
-    block_rows: int  # rows of x
-    block_cols: int  # rows of the weight, columns of the output
-    block_k: int
-    num_warps: int
-    num_stages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +48,6 @@ class LinearConfig:
     num_segments: int
     segment_steps: int  # steps of block_k in a segment; the last one may be shorter
     is_split: bool
-
-
-@cache
-def capability_of(device: torch.device) -> int:
-    """80, 90 or 100: the family whose configurations fit this device (90 under the interpreter)."""
-    if INTERPRETED or device.type != "cuda":
-        return 90
-    major, _ = torch.cuda.get_device_capability(device)
-    return {9: 90, 10: 100}.get(major, 80)
-
-
-def tiles_for(dtype: torch.dtype, capability: int, *, one_segment: bool) -> tuple[TileConfig, ...]:
-    """The tiles that give the same bits, fewest rows first. `one_segment`: no second accumulator is needed."""
-    if dtype == torch.float32:
-        return (TileConfig(32, 64, 32, num_warps=4, num_stages=3),)
-    if capability == 100:
-        return (TileConfig(128, 128, 64, num_warps=8, num_stages=4),)
-    if capability == 80:
-        return TileConfig(64, 128, 64, num_warps=4, num_stages=5), TileConfig(128, 128, 64, num_warps=8, num_stages=4)
-    few, many = TileConfig(64, 128, 64, num_warps=4, num_stages=4), TileConfig(128, 128, 64, num_warps=8, num_stages=4)
-    return (few, many, TileConfig(256, 128, 64, num_warps=8, num_stages=4)) if one_segment else (few, many)
 
 
 def segments_of(in_features: int, out_features: int, tile: TileConfig) -> tuple[int, int]:
@@ -101,11 +76,6 @@ def _programs(tile: TileConfig, num_rows: int, out_features: int) -> int:
     return cdiv(num_rows, tile.block_rows) * cdiv(out_features, tile.block_cols)
 
 
-def cdiv(dividend: int, divisor: int) -> int:
-    """Division rounded up."""
-    return -(-dividend // divisor)
-
-
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -121,7 +91,7 @@ def linear(
     """
     num_rows, in_features, out_features = check_linear(x, weight, bias)
     require(weight.dtype == x.dtype, f"weight is {weight.dtype}, x is {x.dtype}")
-    out = check_out(out, x, out_features, out_dtype)
+    out = check_out(out, (num_rows, out_features), out_dtype or x.dtype, x.device, out_dtype is not None)
     if num_rows == 0:
         return out
     config = linear_config(num_rows, in_features, out_features, x.dtype, capability_of(x.device))
@@ -141,31 +111,6 @@ def linear(
     return out
 
 
-def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int, int]:
-    """(N, K, M) of a product; raises ValueError for what does not fit."""
-    require_tensor("x", x, (None, None), *FLOAT_DTYPES)
-    num_rows, in_features = x.shape
-    require(in_features > 0, "x has no columns")
-    require_tensor("weight", weight, (None, in_features))
-    require(weight.is_contiguous() and weight.shape[0] > 0, "weight must be contiguous, with at least one row")
-    require(x.stride(1) == 1 or in_features == 1, "x's rows must be contiguous")
-    require(weight.device == x.device, f"weight is on {weight.device}, x on {x.device}")
-    if bias is not None:
-        require_tensor("bias", bias, (weight.shape[0],), *FLOAT_DTYPES)
-        require(bias.is_contiguous() and bias.device == x.device, "bias must be contiguous and on x's device")
-    return num_rows, in_features, weight.shape[0]
-
-
-def check_out(out: Tensor | None, x: Tensor, out_features: int, out_dtype: torch.dtype | None) -> Tensor:
-    """`out` if it fits, else a new tensor; raises ValueError."""
-    if out is None:
-        return torch.empty((x.shape[0], out_features), dtype=out_dtype or x.dtype, device=x.device)
-    require_tensor("out", out, (x.shape[0], out_features), *((out_dtype,) if out_dtype else FLOAT_DTYPES))
-    require(out.stride(1) == 1 or out_features == 1, "out's rows must be contiguous")
-    require(out.device == x.device, f"out is on {out.device}, x on {x.device}")
-    return out
-
-
 def sum_segments(partials: Tensor, scale: Tensor | None, bias: Tensor | None, out: Tensor) -> None:
     """`out = (partials[0] + partials[1] + ...) * scale + bias`, added in this order; partials are `[S, N, M]` fp32."""
     num_segments, num_rows, out_features = partials.shape
@@ -174,54 +119,6 @@ def sum_segments(partials: Tensor, scale: Tensor | None, bias: Tensor | None, ou
         partials, scale, bias, out, num_rows, out_features, out.stride(0),
         NUM_SEGMENTS=num_segments, BLOCK=_SUM_BLOCK, **compile_options(2, 1),
     )  # fmt: skip
-
-
-@triton.jit
-def tile_of(program, num_rows, num_cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(row tile, column tile) of a program: eight row tiles side by side, so that they find the weight in L2."""
-    row_tiles = tl.cdiv(num_rows, BLOCK_ROWS)
-    per_group = 8 * tl.cdiv(num_cols, BLOCK_COLS)
-    first_row_tile = program // per_group * 8
-    group_rows = tl.minimum(row_tiles - first_row_tile, 8)
-    within = program % per_group
-    return first_row_tile + within % group_rows, within // group_rows
-
-
-@triton.jit
-def dot_range(  # type: ignore[no-untyped-def]
-    x_tile, weight_tile, row_mask, ks, first_step, last_step, K,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-):  # fmt: skip
-    """Sum of the products of steps first_step to last_step. The tiles are pointers at K = 0: `[rows, BLOCK_K]` and
-    `[BLOCK_K, cols]`."""
-    x_tile += first_step * BLOCK_K
-    weight_tile += first_step * BLOCK_K
-    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
-    for step in range(first_step, last_step):
-        if EVEN_K:
-            x = tl.load(x_tile, mask=row_mask[:, None], other=0.0)
-            weight = tl.load(weight_tile)
-        else:
-            inside = ks < K - step * BLOCK_K
-            x = tl.load(x_tile, mask=row_mask[:, None] & inside[None, :], other=0.0)
-            weight = tl.load(weight_tile, mask=inside[:, None], other=0.0)
-        total = tl.dot(x, weight, total, input_precision="ieee")
-        x_tile += BLOCK_K
-        weight_tile += BLOCK_K
-    return total
-
-
-@triton.jit
-def finish(total, factor, addend):  # type: ignore[no-untyped-def]
-    """`total * factor + addend`, fused explicitly so that every kernel that ends a product rounds alike."""
-    if factor is not None:
-        if addend is not None:
-            total = tl.fma(total, tl.broadcast_to(factor, total.shape), tl.broadcast_to(addend, total.shape))
-        else:
-            total *= factor
-    elif addend is not None:
-        total += addend
-    return total
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -285,16 +182,6 @@ def _constants(config: LinearConfig, in_features: int) -> dict[str, Any]:
     }
 
 
-def tile_constants(tile: TileConfig, in_features: int) -> dict[str, Any]:
-    """The tl.constexpr arguments that every kernel with such a tile has."""
-    return {
-        "EVEN_K": in_features % tile.block_k == 0,
-        "BLOCK_ROWS": tile.block_rows,
-        "BLOCK_COLS": tile.block_cols,
-        "BLOCK_K": tile.block_k,
-    }
-
-
 def linear_spec(
     num_rows: int, in_features: int, out_features: int, dtype: torch.dtype, capability: int, out_dtype: str = ""
 ) -> KernelSpec:
@@ -320,7 +207,7 @@ def linear_spec(
     )
 
 
-def kernel_specs(shape: ModelShape, capability: int, dtype: torch.dtype = torch.bfloat16) -> list[KernelSpec]:
+def kernel_specs(shape: ModelShape, capability: int = 90, dtype: torch.dtype = torch.bfloat16) -> list[KernelSpec]:
     """Every launch of a model's dense products: one row, a middling batch, a long prompt. lm_head returns fp32."""
     specs = []
     for name, (in_features, out_features) in linear_shapes(shape).items():
