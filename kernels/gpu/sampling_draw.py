@@ -97,17 +97,24 @@ def _draw(  # type: ignore[no-untyped-def]
                 token = quad[:, None] * 4 + tl.arange(0, 4)[None, :]
                 x = tl.load(logits_ptr + row * logits_stride + token, mask=token < vocab_size, other=float("-inf"))
                 words = _joined_words(quad, position, choice, key_low, key_high)
-                kept = (x >= lowest) & (x > float("-inf"))
-                bound = (x - best) * (1.0 / temperature).to(tl.float32) + gumbel_bound(words)
-                highest = tl.max(tl.max(tl.where(kept, bound, float("-inf")), 1), 0).to(tl.float64)
-                if highest + _BOUND_ERROR >= tl.maximum(reach, top):
-                    score = tl.where(kept, _score(x, best, temperature, words), float("-inf"))
-                    tile_top = tl.max(tl.max(score, 1), 0)
-                    if tile_top > top:
-                        top = tile_top
-                        top_id = tl.min(tl.min(tl.where(score == tile_top, token, NO_TOKEN), 1), 0)
+                top, top_id = _better(top, top_id, reach, x, token, words, lowest, best, temperature)
         tl.store(score_ptr + row * num_pieces + piece, top)
         tl.store(drawn_id_ptr + row * num_pieces + piece, top_id)
+
+
+@triton.jit
+def _better(top, top_id, reach, x, token, words, lowest, best, temperature):  # type: ignore[no-untyped-def]
+    """The best score so far and its token, after the tokens of `x` `[n, 4]`; these have higher ids."""
+    kept = (x >= lowest) & (x > float("-inf"))
+    bound = (x - best) * (1.0 / temperature).to(tl.float32) + gumbel_bound(words)
+    highest = tl.max(tl.max(tl.where(kept, bound, float("-inf")), 1), 0).to(tl.float64)
+    if highest + _BOUND_ERROR >= tl.maximum(reach, top):
+        score = tl.where(kept, _score(x, best, temperature, words), float("-inf"))
+        tile_top = tl.max(tl.max(score, 1), 0)
+        if tile_top > top:
+            top = tile_top
+            top_id = tl.min(tl.min(tl.where(score == tile_top, token, NO_TOKEN), 1), 0)
+    return top, top_id
 
 
 @triton.jit

@@ -10,9 +10,12 @@ from .checksum import checksum
 from .elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .gemm import int8_linear, linear, moe_forward, quantize_int8, route_experts
 from .rope_store import norm_rope_store
+from .sampling import SamplingRule, apply_penalties, sample
 
 __all__ = [
+    "SamplingRule",
     "add_rms_norm",
+    "apply_penalties",
     "apply_rope",
     "checksum",
     "gather_tokens",
@@ -24,6 +27,7 @@ __all__ = [
     "quantize_int8",
     "rms_norm",
     "route_experts",
+    "sample",
     "scatter_tokens",
     "silu_and_mul",
     "store_kv",
