@@ -28,7 +28,8 @@ def _silu_and_mul(  # type: ignore[no-untyped-def]
     gate_row = gate_up_ptr + row * gate_up_stride
     gate = tl.load(gate_row + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_row + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
-    product = gate / (1 + tl.exp(-gate)) * up
+    decay = tl.exp(-tl.abs(gate))  # at most 1, so nothing overflows
+    product = gate * tl.where(gate >= 0, 1.0, decay) / (1 + decay) * up
     tl.store(out_ptr + row * out_stride + columns, product.to(out_ptr.dtype.element_ty), mask=mask)
 
 
