@@ -27,6 +27,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_batch: int = 0  # sequences a decode graph must hold at most; 0: no graphs (prefill workers, the CPU)
     device_memory_share: float = 0.0  # of the card's memory, for this process alone; 0 on the CPU
     kv_bytes: int = 0  # on cuda: what --kv-memory asked for; 0: all that is left of the share
+    token_budget: int = 0  # on cuda: tokens of the largest step, whose activations are measured
+    ring_bytes: int = 0  # on cuda: device memory that this worker's staging rings may take
 
 
 class TransferConfig(msgspec.Struct, frozen=True):

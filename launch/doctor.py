@@ -15,8 +15,8 @@ from .compute import obstacles
 from .gpus import Gpu
 from .machine import Machine, describe_machine
 from .options import GatewayFlags
-from .serve import ring_size
 from .sizes import format_size
+from .topology import ring_size
 
 PACKAGES = ("baton-serve", "torch", "triton", "pyzmq", "tokenizers", "safetensors", "gguf")
 OPTIONAL = {"triton": "only GPU kernels need it", "gguf": "only `baton pull` of a .gguf model needs it"}

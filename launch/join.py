@@ -83,13 +83,13 @@ def place_joined(role: Role, options: EngineOptions, machine: Machine) -> tuple[
     worker_id = f"{role}-{secrets.token_hex(3)}"
     device, _ = resolve_device(options.device, machine)
     if device == "cpu":
-        return resolve_compute(options, machine), WorkerPlace(worker_id, role)
+        return resolve_compute(options, machine), WorkerPlace(worker_id, role, 0)
     cards = choose_gpus(f"--device cuda:{options.card}", options.card, machine.cards.gpus) or machine.cards.gpus
     card = max(cards, key=lambda gpu: gpu.free_bytes)  # the first one among equals
     placement = place_workers(0, 1, [card])
     for line in (*placement.warnings, f"card: {placement.decode[0].share:.0%} of {card.text}"):
         write_line(line)
-    return resolve_compute(options, machine.with_gpus((card,))), WorkerPlace(worker_id, role, placement.decode[0])
+    return resolve_compute(options, machine.with_gpus((card,))), WorkerPlace(worker_id, role, 0, placement.decode[0])
 
 
 def become_worker(config: WorkerConfig) -> None:

@@ -15,6 +15,7 @@ KERNELS = ("auto", "torch", "triton")
 TRANSPORTS = ("auto", "shared_memory", "tcp", "gloo", "nccl", "cuda_ipc", "pinned_memory")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEVICES = ("auto", "cpu", "cuda")
+MAX_RUNNING = 4096  # slots of an engine's feedback (engine/feedback.py)
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def parse_engine_options(flags: EngineFlags) -> EngineOptions:
         kv_memory=None if flags.kv_memory == "auto" else parse_size(flags.kv_memory, "--kv-memory"),
         threads=_count("--threads", flags.threads),
         context_length=_count("--context-length", flags.context_length),
-        max_running=_count("--max-running", flags.max_running),
+        max_running=_count("--max-running", flags.max_running, MAX_RUNNING),
         token_budget=_count("--token-budget", flags.token_budget),
         transport=flags.transport,
         kernels=flags.kernels,
@@ -187,9 +188,11 @@ def _device(text: str) -> tuple[str, str]:
     return device, card or "auto"
 
 
-def _count(option: str, text: str) -> int | None:
+def _count(option: str, text: str, most: int | None = None) -> int | None:
     if text == "auto":
         return None
     if not text.isdigit() or int(text) < 1:
         raise ConfigurationError(f"{option} {text!r} is not a positive whole number. Give one, or auto.")
+    if most is not None and int(text) > most:
+        raise ConfigurationError(f"{option} {text} is more than a worker can have. Use {most} at most, or auto.")
     return int(text)

@@ -62,11 +62,16 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
             max_running=self.max_running,
         )
 
-    def engine_config(self, *, decode: bool, share: float) -> EngineConfig:
-        """Of one worker, which has that share of its card's memory (0 on the CPU)."""
-        graphs = decode and self.engine.device == "cuda"
+    def engine_config(self, *, decode: bool, share: float, ring_bytes: int) -> EngineConfig:
+        """Of one worker. `share` of its card's memory and `ring_bytes` of it for hand-overs count on a GPU only."""
+        if self.engine.device == "cpu":
+            return self.engine
         return msgspec.structs.replace(
-            self.engine, max_batch=self.max_running if graphs else 0, device_memory_share=share
+            self.engine,
+            max_batch=self.max_running if decode else 0,
+            device_memory_share=share,
+            token_budget=self.scheduler(decode=decode).token_budget,
+            ring_bytes=ring_bytes,
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..core.config import TransferConfig, WorkerConfig
+from ..core.config import WorkerConfig
 from ..core.errors import BatonError, ConfigurationError
 from ..transfer.keys import ClusterKeys
 from ..vocab.progress import default_progress
@@ -36,7 +36,7 @@ from .resolve import require_weights_fit, resolve_engine
 from .run_dir import run_directory
 from .start_table import curl_line, join_line, url_of, write_start_table
 from .supervisor import Supervisor
-from .topology import Cluster, gateway_config, local_worker_configs, require_topology, worker_places
+from .topology import Cluster, gateway_config, local_worker_configs, require_topology, ring_size, worker_places
 from .worker_report import WorkerReport, memory_lines, read_reports, table_row
 
 READY_TIMEOUT_S = 600.0
@@ -151,12 +151,6 @@ def make_cluster(
         log_level="debug" if common.debug else common.log_level,
         debug=common.debug,
     )
-
-
-def ring_size() -> int:
-    """Bytes of shared memory of one (sender, receiver) pair."""
-    transfer = TransferConfig()
-    return transfer.ring_slots * transfer.slot_bytes
 
 
 def run_plan(plan: Plan) -> None:

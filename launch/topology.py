@@ -14,6 +14,8 @@ from .placement import DeviceSlot, Placement
 from .resolve import ResolvedEngine
 
 MAX_WORKERS = 64
+PEERS_TO_COME = 2  # workers that may join a running server: each takes rings on its peers' cards
+STAGED_IN_HOST_MEMORY = ("tcp", "shared_memory", "pinned_memory")
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -38,6 +40,7 @@ class WorkerPlace(msgspec.Struct, frozen=True):
 
     worker_id: str
     role: Role
+    num_peers: int  # workers of the other kind
     slot: DeviceSlot | None = None
 
 
@@ -90,10 +93,23 @@ def worker_places(num_prefill: int, num_decode: int, placement: Placement | None
     prefill: Sequence[DeviceSlot | None] = placement.prefill if placement else [None] * num_prefill
     decode: Sequence[DeviceSlot | None] = placement.decode if placement else [None] * num_decode
     return [
-        WorkerPlace(f"{role}-{index}", role, slot)
-        for role, slots in ((Role.PREFILL, prefill), (Role.DECODE, decode))
+        WorkerPlace(f"{role}-{index}", role, num_peers, slot)
+        for role, num_peers, slots in ((Role.PREFILL, num_decode, prefill), (Role.DECODE, num_prefill, decode))
         for index, slot in enumerate(slots)
     ]
+
+
+def ring_size() -> int:
+    """Bytes of the staging ring of one (sender, receiver) pair."""
+    transfer = TransferConfig()
+    return transfer.ring_slots * transfer.slot_bytes
+
+
+def device_ring_bytes(transport: str, num_peers: int) -> int:
+    """Memory of a worker's card for hand-overs: KV goes to each peer and, for returned prefixes, comes from each."""
+    if transport in STAGED_IN_HOST_MEMORY:
+        return 2 * TransferConfig().slot_bytes
+    return 2 * (num_peers + PEERS_TO_COME) * ring_size()
 
 
 def worker_config(
@@ -111,7 +127,11 @@ def worker_config(
         served_model=served_model,
         model_digest=model.digest(resolved.engine.dtype),
         context_length=resolved.context_length,
-        engine=resolved.engine_config(decode=decode, share=worker.slot.share if worker.slot else 0.0),
+        engine=resolved.engine_config(
+            decode=decode,
+            share=worker.slot.share if worker.slot else 0.0,
+            ring_bytes=device_ring_bytes(resolved.transport, worker.num_peers),
+        ),
         scheduler=resolved.scheduler(decode=decode),
         transfer=TransferConfig(transport=resolved.transport),
         network=network,

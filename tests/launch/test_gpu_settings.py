@@ -10,9 +10,9 @@ from baton.launch.options import EngineFlags, HostPort, PoolFlags, parse_engine_
 from baton.launch.placement import place_workers
 from baton.launch.resolve import require_weights_fit
 from baton.launch.serve import choose_devices
-from baton.launch.topology import Cluster, local_worker_configs, worker_places
+from baton.launch.topology import Cluster, device_ring_bytes, local_worker_configs, worker_places
 
-GIB = 1024**3
+MIB, GIB = 1024**2, 1024**3
 CLUSTER = Cluster("/run/b", "/run/b/key", HostPort("127.0.0.1", 1), HostPort("127.0.0.1", 2), "m", "info", False)
 
 
@@ -60,7 +60,7 @@ def test_what_the_user_fixes(resolve_gpu):
     engine = resolved.engine
     assert (engine.num_blocks, engine.kv_bytes, engine.threads, engine.deterministic) == (0, 4 * GIB, 3, True)
     assert (resolved.context_length, resolved.context_may_shrink) == (8000, False)
-    assert resolved.engine_config(decode=True, share=0.5).max_batch == 10
+    assert resolved.engine_config(decode=True, share=0.5, ring_bytes=7).max_batch == 10
     assert resolved.scheduler(decode=False).token_budget == resolved.scheduler(decode=True).token_budget == 100
     assert "--deterministic" in resolved.explanation[0]
     assert resolved.explanation[1] == "KV cache: 4.00 GiB (--kv-memory) / 128 KiB a token = 32,768 tokens a worker"
@@ -91,9 +91,17 @@ def test_each_worker_gets_its_card_and_its_share(builders, llama, resolve_gpu):
     assert [w.engine.device_memory_share for w in (prefill, decode, other)] == [0.9, 0.45, 0.45]
     assert [w.engine.max_batch for w in (prefill, decode, other)] == [0, 256, 256]  # graphs are for decode steps
     assert [w.scheduler.token_budget for w in (prefill, decode)] == [8192, 2048]
+    assert [w.engine.token_budget for w in (prefill, decode)] == [8192, 2048]
+    # 16 slots of 2 MiB, to and from each peer and two that may join
+    assert [w.engine.ring_bytes for w in (prefill, decode)] == [2 * 4 * 32 * MIB, 2 * 3 * 32 * MIB]
     assert [w.scheduler.chunk_size for w in (prefill, decode)] == [4096, 2048]
     assert [w.scheduler.max_running for w in (prefill, decode)] == [256, 256]
     assert prefill.context_may_shrink
+
+
+def test_rings_in_host_memory_take_only_staging_on_the_card():
+    assert [device_ring_bytes(t, 3) for t in ("tcp", "pinned_memory", "shared_memory")] == [4 * MIB] * 3
+    assert [device_ring_bytes(t, 0) for t in ("auto", "cuda_ipc", "nccl")] == [128 * MIB] * 3
 
 
 def test_a_process_sees_its_own_card_and_no_other(builders, llama, resolve_gpu, monkeypatch):
