@@ -10,7 +10,7 @@ class BlockLayout(msgspec.Struct, frozen=True):
     """Shape of one block: `[num_layers, 2 (key, value), num_kv_heads, block_size, head_dim]`, contiguous.
 
     A *token slot* is `block_id * block_size + offset`. A *piece* is what travels between workers: the keys and
-    values of consecutive tokens, `[num_layers, 2, num_kv_heads, num_tokens, head_dim]`, contiguous.
+    values of consecutive tokens in consecutive layers, `[layers, 2, num_kv_heads, num_tokens, head_dim]`, contiguous.
     """
 
     num_layers: int
@@ -31,7 +31,10 @@ class BlockLayout(msgspec.Struct, frozen=True):
 
     @property
     def bytes_per_token(self) -> int:
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.item_size
+        return self.piece_bytes(1, self.num_layers)
+
+    def piece_bytes(self, num_tokens: int, num_layers: int) -> int:
+        return num_tokens * num_layers * 2 * self.num_kv_heads * self.head_dim * self.item_size
 
     @property
     def bytes_per_block(self) -> int:

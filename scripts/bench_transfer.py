@@ -21,6 +21,7 @@ from baton.core.config import NetworkConfig, TransferConfig
 from baton.core.layout import BlockLayout
 from baton.core.messages import NodeRef, Role, WorkerInfo
 from baton.core.timeline import Timeline
+from baton.transfer.backends.ring_backend import DeviceBuffer, PieceBuffer
 from baton.transfer.channels import WorkerChannels
 from baton.transfer.keys import ClusterKeys
 from baton.transfer.link import HandedOver, KVLink, ReceiveFailed, SendDone, SendFailed
@@ -37,13 +38,29 @@ class MemoryStore:
     def __init__(self) -> None:
         self._memory = memoryview(bytearray(secrets.token_bytes(LAYOUT.bytes_per_token) * TOKENS))
 
-    def gather(self, block_table: Sequence[int], start: int, stop: int, out: memoryview) -> int:
+    def gather(
+        self, block_table: Sequence[int], start: int, stop: int, out: PieceBuffer, *, first_layer: int, last_layer: int
+    ) -> int:
+        assert isinstance(out, memoryview)
         piece = self._memory[start * LAYOUT.bytes_per_token : stop * LAYOUT.bytes_per_token]
         out[:] = piece
         return len(piece)
 
-    def scatter(self, block_table: Sequence[int], start: int, stop: int, piece: memoryview) -> None:
+    def scatter(
+        self,
+        block_table: Sequence[int],
+        start: int,
+        stop: int,
+        piece: PieceBuffer,
+        *,
+        first_layer: int,
+        last_layer: int,
+    ) -> None:
+        assert isinstance(piece, memoryview)
         self._memory[start * LAYOUT.bytes_per_token : stop * LAYOUT.bytes_per_token] = piece
+
+    def checksum(self, piece: DeviceBuffer) -> int:
+        raise AssertionError("nothing of this benchmark is on a device")
 
 
 def make_link(ref: NodeRef, run_dir: str, key_file: str, transport: str) -> tuple[WorkerChannels, KVLink, WorkerInfo]:

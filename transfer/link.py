@@ -96,6 +96,14 @@ class KVLink:
         """KV of the first `num_tokens` tokens is in the blocks: what the receiver lacks of it may leave."""
         self._sending.computed(request_id, num_tokens, now)
 
+    def computing(self, request_id: str, stop: int, layers_done: int, now: float) -> None:
+        """The tokens up to `stop` are being computed, KV of their first `layers_done` layers is in the blocks.
+
+        Between two calls of `computed` it speaks of the one chunk that the later of them completes. Raises
+        LocalProtocolError when it does not, or takes layers back.
+        """
+        self._sending.computing(request_id, stop, layers_done, now)
+
     def finish(self, request_id: str, hidden: bytes, num_cached_tokens: int, timeline: Timeline, now: float) -> None:
         """All is computed; the commit follows the last piece. `hidden`: last token's state, `[hidden_size]` float32."""
         self._sending.finish(request_id, hidden, num_cached_tokens, timeline, now)

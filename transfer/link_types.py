@@ -11,11 +11,22 @@ from .backends.ring_backend import DeviceBuffer, PieceBuffer
 class PieceStore(Protocol):
     """The KV cache pool, as far as transfer knows it; core/layout.py says what a piece is."""
 
-    def gather(self, block_table: Sequence[int], start: int, stop: int, out: PieceBuffer) -> int:
-        """Write the piece of the tokens `[start, stop)` to `out`; returns its size in bytes."""
+    def gather(
+        self, block_table: Sequence[int], start: int, stop: int, out: PieceBuffer, *, first_layer: int, last_layer: int
+    ) -> int:
+        """Write the piece of the tokens `[start, stop)` in those layers to `out`; returns its size in bytes."""
 
-    def scatter(self, block_table: Sequence[int], start: int, stop: int, piece: PieceBuffer) -> None:
-        """Write a piece to the slots of the tokens `[start, stop)` and to nothing else."""
+    def scatter(
+        self,
+        block_table: Sequence[int],
+        start: int,
+        stop: int,
+        piece: PieceBuffer,
+        *,
+        first_layer: int,
+        last_layer: int,
+    ) -> None:
+        """Write a piece to the slots of the tokens `[start, stop)` in those layers and to nothing else."""
 
     def checksum(self, piece: DeviceBuffer) -> int:
         """Of bytes on a device, computed there: equal for equal bytes on any two workers."""

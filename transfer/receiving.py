@@ -25,6 +25,7 @@ from ..core.messages import (
 )
 from ..core.timeline import Station, Timeline
 from .backends.ring_backend import ReceiverBackend, RingBroken
+from .coverage import PieceRange
 from .link_types import HandedOver, LinkEvent, ReceiveFailed
 from .ring import ReceiverRing
 from .session import KVReceiver
@@ -86,7 +87,8 @@ class Receiving:
     ) -> None:
         if request_id in self._incoming:
             raise RequestError(f"request {request_id} is already being received; ids must be unique", status=409)
-        session = KVReceiver(request_id, first_missing, num_tokens, now, self._around.config.lease_s)
+        num_layers, lease_s = self._around.layout.num_layers, self._around.config.lease_s
+        session = KVReceiver(request_id, first_missing, num_tokens, num_layers, now, lease_s)
         self._incoming[request_id] = _Incoming(session, peer, block_table)
         for held in self._around.held.open((request_id, peer), KVAbort):
             if isinstance(held, KVAbort):
@@ -186,21 +188,22 @@ class Receiving:
     def _place(self, incoming: _Incoming, ring: _Ring, piece: KVPiece, payload: memoryview | None, now: float) -> None:
         """Copy out, check the copy, scatter the copy. Raises RemoteProtocolError and has written nothing then."""
         layout = self._around.layout
-        incoming.session.check(piece.start, piece.stop)
-        span = (piece.first_layer, piece.last_layer, piece.first_head, piece.last_head)
-        if span != (0, layout.num_layers, 0, layout.num_kv_heads):
-            raise RemoteProtocolError(f"a piece of the layers and heads {span}; only whole tokens can be placed")
-        expected = (piece.stop - piece.start) * layout.bytes_per_token
+        part = PieceRange(piece.start, piece.stop, piece.first_layer, piece.last_layer)
+        incoming.session.check(part)
+        if (piece.first_head, piece.last_head) != (0, layout.num_kv_heads):
+            raise RemoteProtocolError(f"a piece of the heads [{piece.first_head}, {piece.last_head}) alone")
+        expected = layout.piece_bytes(part.num_tokens, part.num_layers)
         if piece.num_bytes != expected or expected > self._around.config.slot_bytes:
             raise RemoteProtocolError(f"a piece of {piece.num_bytes} bytes where {expected} are right")
         began = time.monotonic_ns()
         copy = ring.backend.read(piece.slot, expected, payload)
         if self._around.checksum(copy) != piece.checksum:
-            raise RemoteProtocolError(f"the checksum of the tokens [{piece.start}, {piece.stop}) is wrong")
-        self._around.store.scatter(incoming.block_table, piece.start, piece.stop, copy)
+            raise RemoteProtocolError(f"the checksum of the piece {tuple(part)} is wrong")
+        layers = {"first_layer": part.first_layer, "last_layer": part.last_layer}
+        self._around.store.scatter(incoming.block_table, part.start, part.stop, copy, **layers)
         incoming.copies.append((began, time.monotonic_ns()))
         self._around.totals.bytes_received += expected
-        incoming.session.placed(piece.start, piece.stop, now)
+        incoming.session.placed(part, now)
         self._end_if_complete(incoming)
 
     def _take_commit(self, incoming: _Incoming, commit: KVCommit, now: float) -> None:

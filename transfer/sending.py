@@ -78,7 +78,7 @@ class Sending:
     def open(self, request_id: str, peer: NodeRef, block_table: Sequence[int], num_tokens: int, now: float) -> None:
         if request_id in self._outgoing:
             raise RequestError(f"request {request_id} is already being handed over; ids must be unique", status=409)
-        session = KVSender(request_id, num_tokens, now, self._around.config.lease_s)
+        session = KVSender(request_id, num_tokens, self._around.layout.num_layers, now, self._around.config.lease_s)
         self._outgoing[request_id] = _Outgoing(session, peer, block_table, now)
         for body in self._around.held.open((request_id, peer), KVAbort, KVGrant):
             match body:
@@ -91,6 +91,12 @@ class Sending:
         """A hand-over that has failed is unknown here before its role hears of it: then this does nothing."""
         if outgoing := self._outgoing.get(request_id):
             outgoing.session.computed(num_tokens, now)
+            self._send_what_may(outgoing, now)
+
+    def computing(self, request_id: str, stop: int, layers_done: int, now: float) -> None:
+        """As `computed` for a hand-over that has failed."""
+        if outgoing := self._outgoing.get(request_id):
+            outgoing.session.computing(stop, layers_done, now)
             self._send_what_may(outgoing, now)
 
     def finish(self, request_id: str, hidden: bytes, num_cached_tokens: int, timeline: Timeline, now: float) -> None:
@@ -225,14 +231,14 @@ class Sending:
 
     def _send_piece(self, outgoing: _Outgoing, ring: _Ring, slot: int, generation: int) -> None:
         layout, totals = self._around.layout, self._around.totals
-        tokens = outgoing.session.next_range(ring.slot_bytes // layout.bytes_per_token)
-        if tokens is None:
+        part = outgoing.session.next_range(ring.slot_bytes // layout.piece_bytes(1, 1))
+        if part is None:
             raise LocalProtocolError("a slot was taken for nothing")
-        start, stop = tokens
-        num_bytes = (stop - start) * layout.bytes_per_token
+        num_bytes = layout.piece_bytes(part.num_tokens, part.num_layers)
         began = time.perf_counter_ns()
         piece = ring.backend.write(slot, num_bytes)
-        if self._around.store.gather(outgoing.block_table, start, stop, piece) != num_bytes:
+        layers = {"first_layer": part.first_layer, "last_layer": part.last_layer}
+        if self._around.store.gather(outgoing.block_table, part.start, part.stop, piece, **layers) != num_bytes:
             raise LocalProtocolError(f"the pool gave another number of bytes than {num_bytes}")
         checksum = self._around.checksum(piece)
         outgoing.copy_ns += time.perf_counter_ns() - began
@@ -241,10 +247,9 @@ class Sending:
             ring_id=ring.ring_id,
             slot=slot,
             generation=generation,
-            start=start,
-            stop=stop,
-            first_layer=0,
-            last_layer=layout.num_layers,
+            start=part.start,
+            stop=part.stop,
+            **layers,
             first_head=0,
             last_head=layout.num_kv_heads,
             num_bytes=num_bytes,

@@ -4,7 +4,7 @@ Sender (prefill)                                      Receiver (decode)
 
     WAITING    no grant yet; the prompt may already       RECEIVING  tokens and the commit are missing
       | GRANTED           be computed                       | ALL_PLACED        | COMMITTED
-    SENDING    ranges leave as they are computed          PLACED              COMMITTED (tokens are missing)
+    SENDING    pieces leave as they are computed          PLACED              COMMITTED (tokens are missing)
       | COMMITTED                                           | COMMITTED         | ALL_PLACED
     COMMITTED                                             COMPLETE
 
@@ -12,7 +12,7 @@ and from every phase that is not an end, FAILED. A pair that is not in a table i
 it (RemoteProtocolError) and a bug here when a call did (LocalProtocolError).
 """
 
-from bisect import bisect
+from collections import deque
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
@@ -22,6 +22,7 @@ import msgspec
 from ..core.errors import LocalProtocolError, RemoteProtocolError
 from ..core.messages import KVCommit
 from ..core.timeline import Timeline
+from .coverage import Coverage, PieceRange
 
 
 class SessionEvent(StrEnum):
@@ -85,20 +86,24 @@ def _advance(
 
 
 class KVSender:
-    """Which tokens may leave now, each once, and when the commit is due.
+    """Which tokens of which layers may leave now, each once, and when the commit is due.
 
-    Grant and computation come in either order. Invariant: `first_missing <= next to send <= num_computed <= num_tokens`
-    once granted and computed that far. The lease counts only while this side waits for the peer: for the grant when
-    all is computed, for credits when there is something to send.
+    Of the tokens `[0, num_computed)` all layers are there; of the chunk that is being computed, `[num_computed, stop)`,
+    the first layers only. Grant and computation come in either order. The lease counts only while this side waits for
+    the peer: for the grant when all is computed, for credits when there is something to send.
     """
 
-    def __init__(self, request_id: str, num_tokens: int, now: float, lease_s: float) -> None:
+    def __init__(self, request_id: str, num_tokens: int, num_layers: int, now: float, lease_s: float) -> None:
         self.request_id = request_id
         self.num_tokens = num_tokens
+        self.num_layers = num_layers
         self.phase = SenderPhase.WAITING
         self.num_computed = 0
         self.ring_id: int | None = None
-        self._next = 0
+        self._chunk_stop = 0  # end of the chunk that is being computed; num_computed: none is
+        self._chunk_layers = 0  # of it, layers that are computed
+        self._first_missing = 0
+        self._unsent: deque[PieceRange] = deque()  # computed and not sent, in the order of computation
         self._commit: KVCommit | None = None
         self._lease_s = lease_s
         self._alive_at = now
@@ -108,13 +113,35 @@ class KVSender:
         if not 0 <= first_missing <= self.num_tokens:
             raise RemoteProtocolError(f"a grant from token {first_missing} of {self.num_tokens}")
         self.phase = _advance(SENDER_TRANSITIONS, self.phase, SessionEvent.GRANTED, RemoteProtocolError)
-        self._next, self.ring_id, self._alive_at = first_missing, ring_id, now
+        self._first_missing, self.ring_id, self._alive_at = first_missing, ring_id, now
+        before, self._unsent = self._unsent, deque()
+        for piece in before:
+            self._add(piece)
+
+    def computing(self, stop: int, layers_done: int, now: float) -> None:
+        """The tokens up to `stop` are being computed; KV of their first `layers_done` layers exists.
+
+        Raises LocalProtocolError when that is less than before, or another chunk than the one not yet `computed`.
+        """
+        has_chunk = self._chunk_stop > self.num_computed
+        is_chunk = stop == self._chunk_stop if has_chunk else self.num_computed < stop <= self.num_tokens
+        before = self._chunk_layers if has_chunk else 0
+        if not is_chunk or not before <= layers_done <= self.num_layers:
+            raise LocalProtocolError(
+                f"computing {layers_done} layers up to token {stop} of {self.num_tokens}, after {before} layers up to "
+                f"{self._chunk_stop}"
+            )
+        self._add(PieceRange(self.num_computed, stop, before, layers_done))
+        self._chunk_stop, self._chunk_layers, self._alive_at = stop, layers_done, now
 
     def computed(self, num_tokens: int, now: float) -> None:
         """KV of the first `num_tokens` tokens exists. Raises LocalProtocolError when that is fewer than before."""
         if not self.num_computed <= num_tokens <= self.num_tokens:
             raise LocalProtocolError(f"computed {num_tokens} after {self.num_computed} of {self.num_tokens} tokens")
-        self.num_computed, self._alive_at = num_tokens, now
+        if num_tokens > self.num_computed:
+            self.computing(num_tokens, self.num_layers, now)
+            self.num_computed = num_tokens
+        self._alive_at = now
 
     def finished(self, commit: KVCommit, now: float) -> None:
         """All is computed; `commit` leaves after the last range. Raises LocalProtocolError when it is not."""
@@ -128,19 +155,34 @@ class KVSender:
 
     @property
     def has_range(self) -> bool:
-        return self.phase is SenderPhase.SENDING and self._next < self.num_computed
+        return self.phase is SenderPhase.SENDING and bool(self._unsent)
 
-    def next_range(self, max_tokens: int) -> tuple[int, int] | None:
-        """The next tokens `[start, stop)` to send, at most `max_tokens`; each token is returned once."""
+    def next_range(self, max_cells: int) -> PieceRange | None:
+        """What to send next, at most `max_cells` (token, layer) pairs; each pair is returned once."""
         if not self.has_range:
             return None
-        start = self._next
-        self._next = min(start + max_tokens, self.num_computed)
-        return start, self._next
+        whole = self._unsent.popleft()
+        num_tokens = max(1, min(max_cells // whole.num_layers, whole.num_tokens))
+        first = whole._replace(stop=whole.start + num_tokens)
+        piece = first._replace(last_layer=min(first.last_layer, first.first_layer + max_cells // num_tokens))
+        for rest in (whole._replace(start=first.stop), first._replace(first_layer=piece.last_layer)):
+            if rest.num_tokens and rest.num_layers:
+                self._unsent.appendleft(rest)
+        return piece
+
+    def _add(self, piece: PieceRange) -> None:
+        """What the receiver lacks of this piece is to be sent; with its neighbour in one piece where they fit."""
+        piece = piece._replace(start=max(piece.start, self._first_missing))
+        if piece.num_tokens <= 0 or piece.num_layers == 0:
+            return
+        while self._unsent and (joined := _joined(self._unsent[-1], piece)) is not None:
+            self._unsent.pop()
+            piece = joined
+        self._unsent.append(piece)
 
     @property
     def commit_due(self) -> bool:
-        sent_all = self.phase is SenderPhase.SENDING and self._next == self.num_tokens
+        sent_all = self.phase is SenderPhase.SENDING and self.num_computed == self.num_tokens and not self._unsent
         return sent_all and self._commit is not None
 
     def commit(self, timeline: Timeline) -> KVCommit:
@@ -162,14 +204,25 @@ class KVSender:
         return (waits_for_grant or self.has_range) and now - self._alive_at > self._lease_s
 
 
-class KVReceiver:
-    """Which tokens of the prompt have arrived, in any order, and whether all is there.
+def _joined(first: PieceRange, second: PieceRange) -> PieceRange | None:
+    """Both as one rectangle, when they are neighbours in layers or in tokens."""
+    if first[:2] == second[:2] and first.last_layer == second.first_layer:
+        return first._replace(last_layer=second.last_layer)
+    if first[2:] == second[2:] and first.stop == second.start:
+        return first._replace(stop=second.stop)
+    return None
 
-    `contiguous_tokens` tokens from the start of the prompt are present without a hole: what was there before the
-    hand-over (`first_missing`) and what followed it. Who gives the hand-over up computes from there.
+
+class KVReceiver:
+    """Which tokens of which layers have arrived, in any order, and whether all is there.
+
+    `contiguous_tokens` tokens from the start of the prompt are present, in all layers and without a hole: what was
+    there before the hand-over (`first_missing`) and what followed it. Who gives the hand-over up computes from there.
     """
 
-    def __init__(self, request_id: str, first_missing: int, num_tokens: int, now: float, lease_s: float) -> None:
+    def __init__(
+        self, request_id: str, first_missing: int, num_tokens: int, num_layers: int, now: float, lease_s: float
+    ) -> None:
         if not 0 <= first_missing <= num_tokens:
             raise LocalProtocolError(f"{first_missing} of {num_tokens} tokens are said to be here")
         self.request_id = request_id
@@ -177,30 +230,25 @@ class KVReceiver:
         self.num_tokens = num_tokens
         self.phase = ReceiverPhase.RECEIVING if first_missing < num_tokens else ReceiverPhase.PLACED
         self.commit: KVCommit | None = None
-        self._placed: list[tuple[int, int]] = []  # disjoint, sorted, neighbours merged
+        self._placed = Coverage(num_layers)
         self._lease_s = lease_s
         self._alive_at = now
 
-    def check(self, start: int, stop: int) -> None:
-        """Raises RemoteProtocolError unless `[start, stop)` is wanted and none of it is here."""
-        if not self.first_missing <= start < stop <= self.num_tokens:
-            wanted = f"[{self.first_missing}, {self.num_tokens})"
-            raise RemoteProtocolError(f"a piece of the tokens [{start}, {stop}) where {wanted} are wanted")
-        if any(start < there_stop and there_start < stop for there_start, there_stop in self._placed):
-            raise RemoteProtocolError(f"the tokens [{start}, {stop}) came twice")
+    def check(self, piece: PieceRange) -> None:
+        """Raises RemoteProtocolError unless all of this piece is wanted and none of it is here."""
+        tokens_fit = self.first_missing <= piece.start < piece.stop <= self.num_tokens
+        if not (tokens_fit and 0 <= piece.first_layer < piece.last_layer <= self._placed.num_layers):
+            wanted = PieceRange(self.first_missing, self.num_tokens, 0, self._placed.num_layers)
+            raise RemoteProtocolError(f"a piece of {tuple(piece)} where {tuple(wanted)} is wanted")
+        if self._placed.overlaps(piece):
+            raise RemoteProtocolError(f"the piece {tuple(piece)} came twice, or a part of it")
 
-    def placed(self, start: int, stop: int, now: float) -> None:
-        """`[start, stop)` is in the blocks, verified. Raises RemoteProtocolError as `check` does."""
-        self.check(start, stop)
-        index = bisect(self._placed, (start, stop))
-        if index < len(self._placed) and self._placed[index][0] == stop:
-            stop = self._placed.pop(index)[1]
-        if index > 0 and self._placed[index - 1][1] == start:
-            index -= 1
-            start = self._placed.pop(index)[0]
-        self._placed.insert(index, (start, stop))
+    def placed(self, piece: PieceRange, now: float) -> None:
+        """The piece is in the blocks, verified. Raises RemoteProtocolError as `check` does."""
+        self.check(piece)
+        self._placed.add(piece)
         self._alive_at = now
-        if self._placed == [(self.first_missing, self.num_tokens)]:
+        if self.contiguous_tokens == self.num_tokens:
             self.phase = _advance(RECEIVER_TRANSITIONS, self.phase, SessionEvent.ALL_PLACED, RemoteProtocolError)
 
     def committed(self, commit: KVCommit, now: float) -> None:
@@ -220,8 +268,7 @@ class KVReceiver:
 
     @property
     def contiguous_tokens(self) -> int:
-        follows = self._placed and self._placed[0][0] == self.first_missing
-        return self._placed[0][1] if follows else self.first_missing
+        return self._placed.reach(self.first_missing)
 
     def failed(self) -> None:
         self.phase = _advance(RECEIVER_TRANSITIONS, self.phase, SessionEvent.FAILED, LocalProtocolError)

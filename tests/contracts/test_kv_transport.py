@@ -86,6 +86,45 @@ def test_every_byte_arrives_and_no_other_is_touched(
     assert d.link.transport_of(p.ref) == {"fake": "tcp"}.get(cluster.transport, cluster.transport)
 
 
+@pytest.mark.parametrize("slot_tokens", [1, 3, 50])
+def test_layers_leave_while_others_are_computed(cluster: Any, fakes: ModuleType, slot_tokens: int) -> None:
+    """Only layers that are said to be done are read; what is not yet computed lies poisoned in P's pool."""
+    p, d = cluster.add("prefill-0", 8), cluster.add("decode-0", 4, slot_tokens=slot_tokens)
+    kv = fakes.kv_of(1, 37)
+    p_table, d_table = start(cluster, "r", p, d, kv, first_missing=3)
+    p.store.pool[:] = fakes.POISON
+    for begin, stop in ((0, 20), (20, 37)):
+        for layer in range(fakes.NUM_LAYERS):
+            for n in range(begin, stop):
+                p.store.pool[p_table[n // 8], layer, :, :, n % 8] = kv[layer, :, :, n]
+            p.link.computing("r", stop, layer + 1, cluster.clock.now)
+            sent = (max(begin - 3, 0) * fakes.NUM_LAYERS + (stop - max(begin, 3)) * (layer + 1)) * bytes_per_cell(fakes)
+            cluster.run_until(lambda sent=sent: d.link.counts().bytes_received == sent)
+        assert d.link._receiving._incoming["r"].session.contiguous_tokens == stop
+        p.link.computed("r", stop, cluster.clock.now)
+    finish(cluster, "r", p, 37)
+    cluster.settle()
+    assert isinstance(d.take_events()[0], HandedOver)
+    np.testing.assert_array_equal(d.store.pool, expected_pool(fakes, d, d_table, kv))
+    assert p.link.counts().bytes_sent == 34 * fakes.BYTES_PER_TOKEN
+
+
+def test_a_failure_while_layers_arrive_counts_whole_tokens_only(cluster: Any, fakes: ModuleType) -> None:
+    p, d = cluster.add("prefill-0"), cluster.add("decode-0")
+    start(cluster, "r", p, d, fakes.kv_of(1, 37))
+    p.link.computed("r", 10, cluster.clock.now)
+    p.link.computing("r", 30, fakes.NUM_LAYERS - 1, cluster.clock.now)
+    arrived = (10 * fakes.NUM_LAYERS + 20 * (fakes.NUM_LAYERS - 1)) * bytes_per_cell(fakes)
+    cluster.run_until(lambda: d.link.counts().bytes_received == arrived)
+    p.link.abort("r", "enough")
+    cluster.run_until(lambda: bool(d.events))
+    assert d.take_events() == [ReceiveFailed("r", "prefill-0 gave it up: enough", 10)]
+
+
+def bytes_per_cell(fakes: ModuleType) -> int:
+    return fakes.BYTES_PER_TOKEN // fakes.NUM_LAYERS
+
+
 def test_the_commit_alone_when_nothing_is_missing_before_the_prompt_is_even_queued(
     cluster: Any, fakes: ModuleType
 ) -> None:
@@ -397,13 +436,13 @@ def test_prefill_waits_for_a_grant_only_so_long(cluster: Any) -> None:
     assert isinstance(failed, SendFailed)
 
 
-def test_an_unreachable_peer_is_an_event_and_not_an_exception(cluster: Any) -> None:
+def test_an_unreachable_peer_is_an_event_and_not_an_exception(cluster: Any, fakes: ModuleType) -> None:
     p, d = cluster.add("prefill-0"), cluster.add("decode-0")
     nobody = NodeRef("decode-9", 9)
     d.link.open_receiver("r", nobody, [1], 0, 4, cluster.clock.now)
     (failed,) = d.link.pump(cluster.clock.now)
     assert isinstance(failed, ReceiveFailed)
-    start(cluster, "s", p, d, np.zeros((2, 2, 3, 40, 4), np.float32))
+    start(cluster, "s", p, d, fakes.kv_of(1, 40))
     cluster.run_until(lambda: bool(p.link._sending._rings))
     p.channels.remove_peer(d.ref)
     p.link.computed("s", 40, cluster.clock.now)

@@ -14,7 +14,7 @@ from baton.transfer.channels import Incoming, PeerUnreachable, WorkerChannels
 from baton.transfer.keys import ClusterKeys
 from baton.transfer.link import KVLink, LinkEvent
 
-NUM_LAYERS, NUM_HEADS, HEAD_DIM = 2, 3, 4
+NUM_LAYERS, NUM_HEADS, HEAD_DIM = 3, 2, 4
 POISON = -7.0
 
 
@@ -47,17 +47,30 @@ class NumpyStore:
         tokens = [divmod(n, self.block_size) for n in range(start, stop)]
         return np.stack([self.pool[block_table[b], :, :, :, o] for b, o in tokens], axis=3)
 
-    def gather(self, block_table: Sequence[int], start: int, stop: int, out: memoryview) -> int:
-        data = self.read(block_table, start, stop).tobytes()
+    def gather(
+        self, block_table: Sequence[int], start: int, stop: int, out: memoryview, *, first_layer: int, last_layer: int
+    ) -> int:
+        data = self.read(block_table, start, stop)[first_layer:last_layer].tobytes()
         out[:] = data
         return len(data)
 
     def checksum(self, piece: object) -> int:
         raise AssertionError("nothing of these tests is on a device")
 
-    def scatter(self, block_table: Sequence[int], start: int, stop: int, piece: memoryview) -> None:
-        shape = (NUM_LAYERS, 2, NUM_HEADS, stop - start, HEAD_DIM)
-        self.write(block_table, start, np.frombuffer(piece, np.float32).reshape(shape))
+    def scatter(
+        self,
+        block_table: Sequence[int],
+        start: int,
+        stop: int,
+        piece: memoryview,
+        *,
+        first_layer: int,
+        last_layer: int,
+    ) -> None:
+        kv = np.frombuffer(piece, np.float32).reshape(last_layer - first_layer, 2, NUM_HEADS, stop - start, HEAD_DIM)
+        for n in range(stop - start):
+            block, offset = divmod(start + n, self.block_size)
+            self.pool[block_table[block], first_layer:last_layer, :, :, offset] = kv[:, :, :, n]
 
 
 class FakeNetwork:

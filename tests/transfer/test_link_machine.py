@@ -103,12 +103,14 @@ class Handovers(RuleBasedStateMachine):
             self.start_sender(request_id)
 
     @precondition(lambda self: self.computed)
-    @rule(data=st.data(), step=st.integers(1, NUM_TOKENS))
-    def compute(self, data: st.DataObject, step: int) -> None:
+    @rule(data=st.data(), step=st.integers(1, NUM_TOKENS), layers=st.lists(st.integers(0, 3), max_size=2))
+    def compute(self, data: st.DataObject, step: int, layers: list[int]) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.computed)))
         if self.computed[request_id] == NUM_TOKENS:
             return
         computed = self.computed[request_id] = min(NUM_TOKENS, self.computed[request_id] + step)
+        for layers_done in sorted(layers):  # pieces of these layers may leave before the whole tokens do
+            self.p.link.computing(request_id, computed, layers_done, self.cluster.clock.now)
         self.p.link.computed(request_id, computed, self.cluster.clock.now)
         if computed == NUM_TOKENS:
             self.p.link.finish(request_id, HIDDEN, 3, Timeline(), self.cluster.clock.now)
