@@ -45,10 +45,16 @@ def load_engine(config: EngineConfig) -> Engine:
     torch.set_num_threads(config.threads)
     model_config = load_model_config(Path(config.model_folder))
     layout = kv_layout(model_config, config.block_size, dtype)
-    return _load_on_cpu(config, model_config, layout)
+    if config.kernels == "torch":
+        return _load_cpu_engine(config, model_config, layout)
+    try:
+        from .triton_loading import load_triton_engine  # triton is optional
+    except ImportError as error:
+        raise ConfigurationError(f"kernels 'triton' need triton: {error}. Run `pip install triton`.") from error
+    return load_triton_engine(config, model_config, layout)
 
 
-def _load_on_cpu(config: EngineConfig, model_config: ModelConfig, layout: BlockLayout) -> Engine:
+def _load_cpu_engine(config: EngineConfig, model_config: ModelConfig, layout: BlockLayout) -> Engine:
     if config.deterministic:
         raise ConfigurationError("deterministic=True needs kernels 'triton': the CPU's matrix products are not ours.")
     device = torch.device("cpu")

@@ -8,6 +8,7 @@ cu_seqlens              0                                1                      
 context_lens            10                               8
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from ..core.errors import LocalProtocolError
 
 IntArray = NDArray[np.int64]
+BlockIds = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class ForwardBatch:
     feedback_slots: IntArray  # [num_decodes]: where a decode's token is read; -1: it is in input_ids
     cu_seqlens: list[int]
     context_lens: list[int]  # tokens each sequence attends to, its own new ones included
-    block_tables: list[IntArray]  # the blocks that hold them
+    block_tables: list[BlockIds]  # the blocks that hold them
 
     @property
     def num_tokens(self) -> int:
@@ -72,15 +74,19 @@ def build_forward_batch(chunks: Sequence[Chunk], block_size: int) -> ForwardBatc
     output_rows: list[int] = []
     feedback_slots: list[int] = []
     cu_seqlens = [0]
-    tables: list[IntArray] = []
+    tables: list[BlockIds] = []
     for chunk in chunks:
         _check(chunk, block_size, decodes_may_follow=len(feedback_slots) == len(tables))
-        table = np.array(chunk.block_table[: -(-chunk.stop // block_size)], np.int64)
+        start, table = chunk.start, block_ids(chunk.block_table, -(-chunk.stop // block_size))
         row, end = cu_seqlens[-1], cu_seqlens[-1] + len(chunk.token_ids)
-        span = np.arange(chunk.start, chunk.stop)
-        input_ids[row:end] = chunk.token_ids
-        positions[row:end] = span
-        slots[row:end] = table[span // block_size] * block_size + span % block_size
+        if end == row + 1:  # a decode: plain numbers are faster
+            input_ids[row], positions[row] = chunk.token_ids[0], start
+            slots[row] = int(table[start // block_size]) * block_size + start % block_size
+        else:
+            span = np.arange(start, chunk.stop)
+            input_ids[row:end] = chunk.token_ids
+            positions[row:end] = span
+            slots[row:end] = table[span // block_size].astype(np.int64) * block_size + span % block_size
         tables.append(table)
         cu_seqlens.append(end)
         if chunk.is_decode:
@@ -96,6 +102,16 @@ def build_forward_batch(chunks: Sequence[Chunk], block_size: int) -> ForwardBatc
         cu_seqlens=cu_seqlens,
         context_lens=[chunk.stop for chunk in chunks],
         block_tables=tables,
+    )
+
+
+def block_ids(block_table: Sequence[int], count: int) -> BlockIds:
+    """The first `count` ids, copied: a numpy view would forbid the owner of an array to append to it."""
+    first = block_table[:count]
+    return (
+        np.frombuffer(first, np.int32)
+        if isinstance(first, array) and first.itemsize == 4
+        else np.array(first, np.int32)
     )
 
 

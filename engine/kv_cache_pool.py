@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.errors import ConfigurationError, LocalProtocolError
 from ..core.layout import BlockLayout
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # A shared mapping, the default on Unix, would count as shared memory, which containers limit.
 _PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 
@@ -28,18 +28,20 @@ class KVCachePool:
             raise ConfigurationError(f"a KV cache of {num_blocks} blocks holds nothing. Give it more memory.")
         self.layout = layout
         self.num_blocks = num_blocks
-        # torch.zeros would write all of it (1.3 s for 800 MB); fresh pages of a mapping are zero once they are touched.
-        size = num_blocks * layout.bytes_per_block
-        try:
-            memory = mmap.mmap(-1, size, **_PRIVATE)
-        except OSError as error:
-            raise ConfigurationError(
-                f"a KV cache of {size:,} bytes was refused by the system: {error}. Ask for a smaller one."
-            ) from error
-        self._blocks = torch.frombuffer(memory, dtype=_DTYPES[layout.dtype]).view(
+        self._blocks = self._allocate(num_blocks * layout.bytes_per_block, DTYPES[layout.dtype]).view(
             num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim
         )
         self.layers = tuple(self.layer(i) for i in range(layout.num_layers))
+
+    def _allocate(self, num_bytes: int, dtype: torch.dtype) -> Tensor:
+        """Zeros. torch.zeros would write all of them (1.3 s for 800 MB); fresh pages are zero once they are touched."""
+        try:
+            memory = mmap.mmap(-1, num_bytes, **_PRIVATE)
+        except OSError as error:
+            raise ConfigurationError(
+                f"a KV cache of {num_bytes:,} bytes was refused by the system: {error}. Ask for a smaller one."
+            ) from error
+        return torch.frombuffer(memory, dtype=dtype)
 
     def layer(self, index: int) -> Tensor:
         """The view `[num_blocks, 2, num_kv_heads, block_size, head_dim]` of one layer, with the pool's strides."""
@@ -79,6 +81,10 @@ class KVCachePool:
         source = self._piece(piece, stop - start, len(layers))
         for block, span, part in self._spans(block_table, start, stop, layers):
             block[:, span].copy_(source[:, part])
+
+    def checksum(self, piece: Tensor) -> int:
+        """Of bytes on a device (uint8, contiguous), computed there: equal for equal bytes on any two workers."""
+        raise LocalProtocolError("a pool in the host's memory has no pieces on a device")
 
     def piece_bytes(self, num_tokens: int, num_layers: int | None = None) -> int:
         """Bytes of a piece of `num_layers` layers (None: all)."""

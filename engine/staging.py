@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +44,7 @@ class HostStager:
             torch.from_numpy(batch.slot_mapping),
             batch.cu_seqlens,
             batch.context_lens,
-            [torch.from_numpy(table) for table in batch.block_tables],
+            [torch.from_numpy(table.astype(np.int64)) for table in batch.block_tables],
         )
         output_rows = torch.from_numpy(batch.output_rows)
         return StagedBatch(input_ids, torch.from_numpy(batch.positions), output_rows, plan)

@@ -24,6 +24,15 @@ class Rope(NamedTuple):
     sin: Tensor  # [N, D / 2]
 
 
+RopeAngles = Callable[[Tensor], Rope]  # of positions [N]
+
+
+def rope_angles(inverse_frequencies: Tensor, positions: Tensor) -> Rope:
+    """Position times one frequency per pair of dimensions, `[D / 2]` (Su et al., 2021)."""
+    angles = positions.float().unsqueeze(1) * inverse_frequencies
+    return Rope(angles.cos(), angles.sin())
+
+
 class QKNorm(NamedTuple):
     """An RMSNorm over head_dim that queries and keys pass before the rotation (Qwen3)."""
 
@@ -43,6 +52,9 @@ class KernelSet(Protocol):
 
     def pack_head(self, weight: Tensor, dtype: str) -> Linear:
         """The same for the matrix `[vocab_size, hidden_size]` that makes logits, which are float32."""
+
+    def pack_rope(self, inverse_frequencies: Tensor, max_positions: int) -> RopeAngles:
+        """`rope_angles` of these frequencies `[D / 2]`, for positions below `max_positions`."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`[N, size]` |-> its RMSNorm over the last dimension."""

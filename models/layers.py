@@ -104,22 +104,10 @@ class DecoderLayer:
         return self.mlp(x, kernels), residual
 
 
-@dataclass(frozen=True, slots=True)
-class RotaryEmbedding:
-    """Angles of the rotary embedding (Su et al., 2021): position times one frequency per pair of dimensions."""
-
-    inverse_frequencies: Tensor  # [D / 2]
-
-    @classmethod
-    def from_config(cls, config: ModelConfig, device: torch.device) -> "RotaryEmbedding":
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-        frequencies = 1.0 / config.rope_theta**exponents
-        return cls(_scale_frequencies(frequencies, config.rope_scaling).to(device))
-
-    def __call__(self, positions: Tensor) -> Rope:
-        """cos and sin of `positions` `[N]`."""
-        angles = positions.float().unsqueeze(1) * self.inverse_frequencies
-        return Rope(angles.cos(), angles.sin())
+def inverse_frequencies(config: ModelConfig) -> Tensor:
+    """Of the rotary embedding (Su et al., 2021), one per pair of dimensions: `[D / 2]` float32."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    return _scale_frequencies(1.0 / config.rope_theta**exponents, config.rope_scaling)
 
 
 def _scale_frequencies(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels import AttentionPlan, KernelSet, Linear, QKNorm
+from ..kernels import AttentionPlan, KernelSet, Linear, QKNorm, RopeAngles
 from ..vocab.model_config import ModelConfig
-from .layers import Attention, DecoderLayer, Embedding, ForwardContext, GatedMLP, RMSNorm, RotaryEmbedding
+from .layers import Attention, DecoderLayer, Embedding, ForwardContext, GatedMLP, RMSNorm, inverse_frequencies
 from .weights import WeightReader
 
 LayerHook = Callable[[int], None]  # is told how many layers have been launched
@@ -18,7 +18,7 @@ LayerHook = Callable[[int], None]  # is told how many layers have been launched
 class LlamaModel:
     kernels: KernelSet
     embedding: Embedding
-    rotary: RotaryEmbedding
+    rotary: RopeAngles
     layers: tuple[DecoderLayer, ...]
     norm: RMSNorm
     lm_head: Linear  # hidden_size |-> vocab_size
@@ -69,7 +69,7 @@ def build_llama(config: ModelConfig, weights: WeightReader, kernels: KernelSet, 
     return LlamaModel(
         kernels=kernels,
         embedding=Embedding(embedding, kernels.activation_dtype),
-        rotary=RotaryEmbedding.from_config(config, weights.device),
+        rotary=kernels.pack_rope(inverse_frequencies(config).to(weights.device), config.max_position_embeddings),
         layers=tuple(_LayerBuilder(config, weights, kernels, dtype, i).layer() for i in range(config.num_layers)),
         norm=RMSNorm(weights.take("model.norm.weight", config.hidden_size).float(), config.rms_norm_eps),
         lm_head=kernels.pack_head(head, dtype),

@@ -1,9 +1,11 @@
 """CpuKernels: the kernel set called "torch"."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from ..kernel_set import Linear, QKNorm, Rope
+from ..kernel_set import Linear, QKNorm, Rope, RopeAngles, rope_angles
 from .attention import AttentionPlan, paged_attention, store_kv
 from .elementwise import apply_rope, rms_norm, silu_and_mul
 from .linear import pack_linear
@@ -19,6 +21,9 @@ class CpuKernels:
 
     def pack_head(self, weight: Tensor, dtype: str) -> Linear:
         return pack_linear(weight, None, dtype)
+
+    def pack_rope(self, inverse_frequencies: Tensor, max_positions: int) -> RopeAngles:
+        return partial(rope_angles, inverse_frequencies)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps)
