@@ -12,19 +12,9 @@ from torch import Tensor
 
 from .compiling import KernelSpec
 from .launching import compile_options
+from .ordered_keys import fp32_below, fp32_not_below
 from .philox import MAX_GUMBEL, gumbel, gumbel_bound, random_words
-from .sampling_tensors import (
-    GROUP,
-    NO_TOKEN,
-    PIECE,
-    SamplingTensors,
-    VocabularyCut,
-    fp32_below,
-    fp32_not_below,
-    is_finite,
-    is_greedy,
-    row_best,
-)
+from .sampling_tensors import GROUP, NO_TOKEN, PIECE, SamplingTensors, VocabularyCut, is_finite, is_greedy, row_best
 
 _TILE = 1024  # tokens that a draw looks at together
 _WARPS = 4
@@ -71,18 +61,10 @@ def _draw(  # type: ignore[no-untyped-def]
         position = tl.load(position_ptr + row).to(tl.uint32)
         lowest = _lowest(lowest_ptr, min_p_ptr, row, best, temperature, HAS_FILTERS)
 
+        best_row = piece_best_ptr + row * num_pieces
+        id_row = piece_id_ptr + row * num_pieces
         reach = _reach(
-            piece_best_ptr + row * num_pieces,
-            piece_id_ptr + row * num_pieces,
-            num_pieces,
-            lowest,
-            best,
-            temperature,
-            position,
-            choice,
-            key_low,
-            key_high,
-            PIECES,
+            best_row, id_row, num_pieces, lowest, best, temperature, position, choice, key_low, key_high, PIECES
         )
         least = fp32_below(tl.maximum(best.to(tl.float64) + temperature * (reach - _MAX_GUMBEL), -3.0e38))
         least = tl.maximum(least, lowest)

@@ -9,6 +9,7 @@ Counts are exact. Masses are fp64 sums in an order fixed by the row, another one
 differ by a token whose cumulative probability is within 1e-12 of top_p.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,24 +19,12 @@ from torch import Tensor
 
 from .compiling import KernelSpec
 from .launching import compile_options
-from .sampling_tensors import (
-    GROUP,
-    PIECE,
-    SamplingTensors,
-    VocabularyCut,
-    float_of_key,
-    fp32_below,
-    is_finite,
-    is_greedy,
-    ordered_key,
-    row_best,
-)
+from .ordered_keys import MINUS_INF_KEY, NO_KEY, asked_keys, float_of_key, fp32_below, narrowed, ordered_key
+from .sampling_tensors import GROUP, PIECE, SamplingTensors, VocabularyCut, is_finite, is_greedy, row_best
 
-STRANDS = 32  # strand s packs groups s, s + 32, ...: likely tokens lie near one another in a vocabulary
+_MAX_STRANDS = 32
 _CHUNK = 16  # groups a strand looks at together
-_WIDTH = 32  # packed logits of each strand that the search looks at together
-_MINUS_INF_KEY = tl.constexpr(-2139095041)  # ordered_key(-inf)
-_NO_KEY = tl.constexpr(-2147483648)  # below that of every float
+_SEARCHED = 1024  # packed logits that the search looks at together: 16 comparisons of each must fit in registers
 # The share by which sums in different orders may differ at most: the cut allows for it.
 _SLACK = tl.constexpr(1e-9)
 
@@ -43,21 +32,6 @@ _SLACK = tl.constexpr(1e-9)
 @triton.jit
 def has_filter(top_k, top_p, vocab_size):  # type: ignore[no-untyped-def]
     return ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0)
-
-
-@triton.jit
-def _asked(low, high):  # type: ignore[no-untyped-def]
-    """16 keys in (low, high], rising; the last is high."""
-    step = (high - low + 15) // 16
-    return tl.minimum(low + (tl.arange(0, 16) + 1) * step, high)
-
-
-@triton.jit
-def _narrowed(low, high, passing):  # type: ignore[no-untyped-def]
-    """The range that is left when the first `passing` of the 16 keys asked for are not above the wanted one."""
-    step = (high - low + 15) // 16
-    above = tl.minimum(low + (passing + 1) * step, high) - 1
-    return tl.minimum(low + passing * step, high), tl.where(passing == 16, high, above)
 
 
 @triton.jit
@@ -80,12 +54,12 @@ def _total_mass(  # type: ignore[no-untyped-def]
 @triton.jit
 def _top_k_cut(key, high, top_k, num_groups):  # type: ignore[no-untyped-def]
     """The k-th highest of the groups' best: k groups have a token of at least that, so the k-th token is not below."""
-    low = tl.full([], _MINUS_INF_KEY, tl.int64)
+    low = tl.full([], MINUS_INF_KEY, tl.int64)
     if top_k > num_groups:
         high = low
     while low < high:
-        count = tl.sum((key[None, :] >= _asked(low, high)[:, None]).to(tl.int32), 1)
-        low, high = _narrowed(low, high, tl.sum((count >= top_k).to(tl.int64), 0))
+        count = tl.sum((key[None, :] >= asked_keys(low, high)[:, None]).to(tl.int32), 1)
+        low, high = narrowed(low, high, tl.sum((count >= top_k).to(tl.int64), 0))
     return float_of_key(low.to(tl.int32))
 
 
@@ -95,8 +69,8 @@ def _top_p_cut(key, weight, low, high, goal):  # type: ignore[no-untyped-def]
     if tl.sum(tl.where(key >= low, weight, 0.0), 0) < goal:
         high = low
     while low < high:
-        mass = tl.sum(tl.where(key[None, :] >= _asked(low, high)[:, None], weight[None, :], 0.0), 1)
-        low, high = _narrowed(low, high, tl.sum((mass >= goal).to(tl.int64), 0))
+        mass = tl.sum(tl.where(key[None, :] >= asked_keys(low, high)[:, None], weight[None, :], 0.0), 1)
+        low, high = narrowed(low, high, tl.sum((mass >= goal).to(tl.int64), 0))
     return float_of_key(low.to(tl.int32))
 
 
@@ -127,7 +101,7 @@ def _cut(  # type: ignore[no-untyped-def]
         group = tl.arange(0, GROUPS)
         mask = group < num_groups
         x = tl.load(group_best_ptr + row * num_groups + group, mask=mask, other=float("-inf"))
-        key = tl.where(mask, ordered_key(x), _NO_KEY)
+        key = tl.where(mask, ordered_key(x), NO_KEY)
         high = ordered_key(best).to(tl.int64)
         if (top_k > 0) & (top_k < vocab_size):
             cut = _top_k_cut(key, high, top_k, num_groups)
@@ -201,7 +175,7 @@ def _counts_from(  # type: ignore[no-untyped-def]
     count = tl.zeros_like(asked).to(tl.int32)
     for start in range(0, tl.max(num_kept, 0), WIDTH):
         x, mask = _packed(kept_row, num_kept, start, strand_length, STRANDS, WIDTH)
-        key = tl.where(mask, ordered_key(x), _NO_KEY)
+        key = tl.where(mask, ordered_key(x), NO_KEY)
         count += tl.sum((key[None, :] >= asked[:, None]).to(tl.int32), 1)
     return count
 
@@ -214,7 +188,7 @@ def _masses_from(  # type: ignore[no-untyped-def]
     mass = tl.zeros_like(asked).to(tl.float64)
     for start in range(0, tl.max(num_kept, 0), WIDTH):
         x, mask = _packed(kept_row, num_kept, start, strand_length, STRANDS, WIDTH)
-        key = tl.where(mask, ordered_key(x), _NO_KEY)
+        key = tl.where(mask, ordered_key(x), NO_KEY)
         weight = _weights(x, best, temperature)  # 0 where nothing is
         mass += tl.sum(tl.where(key[None, :] >= asked[:, None], weight[None, :], 0.0), 1)
     return mass
@@ -253,8 +227,8 @@ def _select(  # type: ignore[no-untyped-def]
         has_top_k = (top_k > 0) & (top_k < vocab_size)
         if has_top_k:
             while low < high:
-                count = _counts_from(_asked(low, high), kept_row, num_kept, strand_length, STRANDS, WIDTH)
-                low, high = _narrowed(low, high, tl.sum((count >= top_k).to(tl.int64), 0))
+                count = _counts_from(asked_keys(low, high), kept_row, num_kept, strand_length, STRANDS, WIDTH)
+                low, high = narrowed(low, high, tl.sum((count >= top_k).to(tl.int64), 0))
             lowest = float_of_key(low.to(tl.int32))
         if top_p < 1.0:
             high = ordered_key(best).to(tl.int64)
@@ -267,21 +241,39 @@ def _select(  # type: ignore[no-untyped-def]
             if held >= goal:  # else rounding left all there is just below, and all stays
                 while low < high:
                     mass = _masses_from(
-                        _asked(low, high), kept_row, num_kept, strand_length, best, temperature, STRANDS, WIDTH
+                        asked_keys(low, high), kept_row, num_kept, strand_length, best, temperature, STRANDS, WIDTH
                     )
-                    low, high = _narrowed(low, high, tl.sum((mass >= goal).to(tl.int64), 0))
+                    low, high = narrowed(low, high, tl.sum((mass >= goal).to(tl.int64), 0))
                 lowest = float_of_key(low.to(tl.int32))
     tl.store(lowest_ptr + row, lowest)
 
 
-def strand_length(cut: VocabularyCut) -> int:
-    """Logits that one strand may have to pack: all of its groups."""
-    return int(triton.cdiv(cut.num_groups, STRANDS)) * GROUP
+@dataclass(frozen=True, slots=True)
+class FilterConfig:
+    """How the filters cut a vocabulary: strand s packs groups s, s + strands, s + 2 * strands, ...
+
+    They are interleaved because likely tokens lie near one another in a vocabulary.
+    """
+
+    strands: int
+    strand_length: int  # logits that one strand may have to pack: all of its groups
+    width: int  # logits of each strand that the search looks at together
+    cut_warps: int
+    gather_warps: int
+    select_warps: int
 
 
-def filter_config(cut: VocabularyCut) -> dict[str, int]:
-    """Warps of the three kernels: a few hundred registers' worth of comparisons must fit without spilling."""
-    return {"cut_warps": min(max(cut.padded_groups // 128, 4), 16), "gather_warps": 4, "select_warps": 16}
+def filter_config(cut: VocabularyCut) -> FilterConfig:
+    """It depends on the vocabulary only; warps such that the comparisons fit in registers."""
+    strands = min(max(cut.padded_groups // _CHUNK, 1), _MAX_STRANDS)
+    return FilterConfig(
+        strands=strands,
+        strand_length=int(triton.cdiv(cut.num_groups, strands)) * GROUP,
+        width=_SEARCHED // strands,
+        cut_warps=min(max(cut.padded_groups // 128, 4), 16),
+        gather_warps=4,
+        select_warps=16,
+    )
 
 
 def launch_filters(
@@ -294,10 +286,10 @@ def launch_filters(
     """
     num_rows, vocab_size = logits.shape
     cut = VocabularyCut(vocab_size)
-    config, length, device = filter_config(cut), strand_length(cut), logits.device
+    config, device = filter_config(cut), logits.device
     bound = torch.empty(num_rows, dtype=torch.float32, device=device)
-    kept = torch.empty((num_rows, STRANDS, length), dtype=torch.float32, device=device)
-    num_kept = torch.empty((num_rows, STRANDS), dtype=torch.int32, device=device)
+    kept = torch.empty((num_rows, config.strands, config.strand_length), dtype=torch.float32, device=device)
+    num_kept = torch.empty((num_rows, config.strands), dtype=torch.int32, device=device)
     rules = (params.temperature, params.top_k, params.top_p)
     _cut[(num_rows,)](
         group_best,
@@ -310,9 +302,9 @@ def launch_filters(
         PIECES=cut.padded_pieces,
         GROUPS=cut.padded_groups,
         GROUPS_PER_PIECE=PIECE // GROUP,
-        **compile_options(config["cut_warps"], 1),
+        **compile_options(config.cut_warps, 1),
     )
-    _gather[(STRANDS, num_rows)](
+    _gather[(config.strands, num_rows)](
         logits,
         group_best,
         bound,
@@ -321,16 +313,17 @@ def launch_filters(
         logits.stride(0),
         vocab_size,
         cut.num_groups,
-        length,
-        STRANDS=STRANDS,
+        config.strand_length,
+        STRANDS=config.strands,
         GROUP=GROUP,
         CHUNK=_CHUNK,
-        **compile_options(config["gather_warps"], 1),
+        **compile_options(config.gather_warps, 1),
     )
     return _launch_select(kept, num_kept, (bound, piece_best, piece_mass, *rules), cut)
 
 
 def _launch_select(kept: Tensor, num_kept: Tensor, inputs: tuple[Tensor, ...], cut: VocabularyCut) -> Tensor:
+    config = filter_config(cut)
     lowest = torch.empty(len(kept), dtype=torch.float32, device=kept.device)
     _select[(len(kept),)](
         kept,
@@ -339,11 +332,11 @@ def _launch_select(kept: Tensor, num_kept: Tensor, inputs: tuple[Tensor, ...], c
         lowest,
         cut.vocab_size,
         cut.num_pieces,
-        strand_length(cut),
+        config.strand_length,
         PIECES=cut.padded_pieces,
-        STRANDS=STRANDS,
-        WIDTH=_WIDTH,
-        **compile_options(filter_config(cut)["select_warps"], 1),
+        STRANDS=config.strands,
+        WIDTH=config.width,
+        **compile_options(config.select_warps, 1),
     )
     return lowest
 
@@ -371,20 +364,20 @@ def filter_specs(vocab_size: int) -> list[KernelSpec]:
             _cut,
             {"group_best_ptr": "*fp32", **pieces, **rules, "cut_ptr": "*fp32"},
             {**pieces_constant, "GROUPS": cut.padded_groups, "GROUPS_PER_PIECE": PIECE // GROUP},
-            config["cut_warps"],
+            config.cut_warps,
         ),
         spec(
             "sampling gather",
             _gather,
             {"logits_ptr": "*fp32", "group_best_ptr": "*fp32", "cut_ptr": "*fp32", **packed},
-            {"STRANDS": STRANDS, "GROUP": GROUP, "CHUNK": _CHUNK},
-            config["gather_warps"],
+            {"STRANDS": config.strands, "GROUP": GROUP, "CHUNK": _CHUNK},
+            config.gather_warps,
         ),
         spec(
             "sampling select",
             _select,
             {**packed, "cut_ptr": "*fp32", **pieces, **rules, "lowest_ptr": "*fp32"},
-            {**pieces_constant, "STRANDS": STRANDS, "WIDTH": _WIDTH},
-            config["select_warps"],
+            {**pieces_constant, "STRANDS": config.strands, "WIDTH": config.width},
+            config.select_warps,
         ),
     ]

@@ -89,29 +89,3 @@ def row_best(piece_best_ptr, row, num_pieces, PIECES: tl.constexpr):  # type: ig
     piece = tl.arange(0, PIECES)
     best = tl.load(piece_best_ptr + row * num_pieces + piece, mask=piece < num_pieces, other=float("-inf"))
     return tl.max(best, 0)
-
-
-@triton.jit
-def ordered_key(x):  # type: ignore[no-untyped-def]
-    """An int32 for each fp32 that is no NaN: keys compare as the floats do, and those of equal floats are equal."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # both zeros get one key
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def float_of_key(key):  # type: ignore[no-untyped-def]
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def fp32_not_below(x):  # type: ignore[no-untyped-def]
-    """The least fp32 that is >= the fp64 `x`: an fp32 logit is >= one exactly if it is >= the other."""
-    nearest = x.to(tl.float32)
-    above = float_of_key(ordered_key(nearest) + 1)
-    return tl.where(nearest.to(tl.float64) < x, above, nearest)
-
-
-@triton.jit
-def fp32_below(x):  # type: ignore[no-untyped-def]
-    """Some fp32 just below the fp64 `x`, which is finite. Two keys down: one down from zero is the other zero."""
-    return float_of_key(ordered_key(x.to(tl.float32)) - 2)
