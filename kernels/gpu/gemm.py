@@ -35,7 +35,7 @@ from .tile_product import (
     tiles_for,
 )
 
-_WANTED_PROGRAMS = 120  # about one for each of the 132 SMs of an H200 (108 of an A100)
+WANTED_PROGRAMS = 120  # about one for each of the 132 SMs of an H200 (108 of an A100)
 _MIN_SEGMENT = 256  # elements of K; a shorter segment costs more to add than it gains
 _SUM_BLOCK = 256
 
@@ -53,7 +53,7 @@ class LinearConfig:
 def segments_of(in_features: int, out_features: int, tile: TileConfig) -> tuple[int, int]:
     """(number of segments, steps in each) for a weight `[out_features, in_features]`: enough programs for one row."""
     steps = cdiv(in_features, tile.block_k)
-    wanted = cdiv(_WANTED_PROGRAMS, cdiv(out_features, tile.block_cols))
+    wanted = cdiv(WANTED_PROGRAMS, cdiv(out_features, tile.block_cols))
     segment_steps = max(cdiv(steps, wanted), _MIN_SEGMENT // tile.block_k)
     return cdiv(steps, segment_steps), segment_steps
 
@@ -66,13 +66,14 @@ def linear_config(
     num_segments, segment_steps = segments_of(in_features, out_features, few)
     tile = few
     for wider in tiles_for(dtype, capability, one_segment=num_segments == 1)[1:]:
-        if num_rows > tile.block_rows and _programs(wider, num_rows, out_features) >= _WANTED_PROGRAMS:
+        if num_rows > tile.block_rows and num_programs(wider, num_rows, out_features) >= WANTED_PROGRAMS:
             tile = wider
-    is_split = num_segments > 1 and _programs(tile, num_rows, out_features) < _WANTED_PROGRAMS
+    is_split = num_segments > 1 and num_programs(tile, num_rows, out_features) < WANTED_PROGRAMS
     return LinearConfig(tile, num_segments, segment_steps, is_split)
 
 
-def _programs(tile: TileConfig, num_rows: int, out_features: int) -> int:
+def num_programs(tile: TileConfig, num_rows: int, out_features: int) -> int:
+    """Tiles of an output `[num_rows, out_features]`."""
     return cdiv(num_rows, tile.block_rows) * cdiv(out_features, tile.block_cols)
 
 
@@ -96,9 +97,9 @@ def linear(
         return out
     config = linear_config(num_rows, in_features, out_features, x.dtype, capability_of(x.device))
     tile = config.tile
-    grid = (_programs(tile, num_rows, out_features), config.num_segments if config.is_split else 1)
+    grid = (num_programs(tile, num_rows, out_features), config.num_segments if config.is_split else 1)
     options = compile_options(tile.num_warps, tile.num_stages)
-    constants = _constants(config, in_features)
+    constants = linear_constants(config, in_features)
     target = out
     if config.is_split:
         target = torch.empty((config.num_segments, num_rows, out_features), dtype=torch.float32, device=x.device)
@@ -175,7 +176,8 @@ def _sum_segments_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + row * out_stride + cols, finish(total, factor, addend).to(out.dtype.element_ty), mask=mask)
 
 
-def _constants(config: LinearConfig, in_features: int) -> dict[str, Any]:
+def linear_constants(config: LinearConfig, in_features: int) -> dict[str, Any]:
+    """The tl.constexpr arguments of a launch."""
     return tile_constants(config.tile, in_features) | {
         "NUM_SEGMENTS": config.num_segments,
         "IS_SPLIT": config.is_split,
@@ -198,7 +200,7 @@ def linear_spec(
         name=f"linear {in_features} to {out_features}, {num_rows} rows",
         function=_linear_kernel,
         arguments=pointers | dict.fromkeys(("num_rows", *sizes, "segment_steps"), "i32"),
-        constants=_constants(config, in_features) | {"bias": None},
+        constants=linear_constants(config, in_features) | {"bias": None},
         num_warps=config.tile.num_warps,
         num_stages=config.tile.num_stages,
         aligned=tuple(name for name, size in sizes.items() if size % 16 == 0),

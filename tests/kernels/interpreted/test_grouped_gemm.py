@@ -95,16 +95,26 @@ def test_a_layer_equals_the_definition(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_token_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
-    rows, num_experts = 100, 2  # enough rows for the wider tile
-    gate_up, down = layer(num_experts, 70, 20, dtype)
-    x, logits = random(rows, 70, dtype=dtype), random(rows, num_experts)
-    assert expert_plan.expert_tile(rows * 2, num_experts, torch.float16, 90).block_rows == 128
+    gate_up, down = layer(3, 70, 20, dtype)
+    x, logits = random(12, 70, dtype=dtype), random(12, 3)
     whole = grouped_gemm.moe_forward(x, logits, gate_up, down, 2, True)
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
     assert torch.equal(grouped_gemm.moe_forward(x[order], logits[order], gate_up, down, 2, True), whole[order])
-    for row in (0, 99):
+    for row in (0, 11):
         alone = slice(row, row + 1)
         assert torch.equal(grouped_gemm.moe_forward(x[alone], logits[alone], gate_up, down, 2, True), whole[alone])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_row_has_the_same_bits_in_a_narrow_tile_and_in_a_wide_one(dtype: torch.dtype) -> None:
+    assert [expert_plan.expert_tile(n, 1, torch.float16, 90).block_rows for n in (95, 96)] == [64, 128]
+    x, weights = random(130, 70, dtype=dtype), random(1, 20, 70, dtype=dtype)
+    outs = []
+    for rows in (130, 7, 1):
+        plan = expert_plan.plan_experts(torch.zeros(rows, 1, dtype=torch.int32), 1, dtype)
+        outs.append(grouped_gemm.grouped_linear(x[130 - rows :], weights, plan, is_sorted=False))
+    assert torch.equal(outs[0][-7:], outs[1])
+    assert torch.equal(outs[0][-1:], outs[2])
 
 
 def test_reads_and_writes_its_own_rows_only() -> None:
