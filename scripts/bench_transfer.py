@@ -189,7 +189,7 @@ def main() -> None:
         send(Path(arguments.send), arguments.transport, arguments.prompts)
         return
     print(f"{'memcpy':14} {memcpy_gb_s():6.2f} GB/s   one thread, pieces of 2 MiB")
-    for transport in ("shared_memory", "tcp"):
+    for transport in ("shared_memory", "tcp", "gloo"):
         measure(transport, arguments.mib)
 
 

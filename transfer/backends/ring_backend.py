@@ -6,18 +6,12 @@ No call waits.
 """
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+
+from torch import Tensor
 
 from ...core.errors import BatonError, RemoteProtocolError
 
-
-class DeviceBuffer(Protocol):
-    """Bytes in a device's memory: a contiguous uint8 tensor."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
+DeviceBuffer = Tensor  # contiguous uint8, in the memory of a device
 PieceBuffer = memoryview | DeviceBuffer
 StoreEntry = tuple[str, bytes]  # what the ends of a group tell each other while it forms: GroupKey
 
