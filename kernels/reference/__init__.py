@@ -10,7 +10,7 @@ from .checksum import checksum
 from .elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .gemm import int8_linear, linear, moe_forward, quantize_int8, route_experts
 from .rope_store import norm_rope_store
-from .sampling import SamplingRule, apply_penalties, sample
+from .sampling import SamplingRule, apply_penalties, kept_tokens, sample
 
 __all__ = [
     "SamplingRule",
@@ -20,6 +20,7 @@ __all__ = [
     "checksum",
     "gather_tokens",
     "int8_linear",
+    "kept_tokens",
     "linear",
     "moe_forward",
     "norm_rope_store",
