@@ -29,15 +29,14 @@ from .attention_common import (
     padded_head_dim,
     softmax_step,
 )
-from .compiling import KernelSpec
+from .compiling import SHARED_MEMORY_LIMIT, KernelSpec
 from .cost import OpCost
 from .launching import capability_of, compile_options, num_multiprocessors, require, require_tensor
 from .model_shapes import ModelShape
 
 PIECE_TOKENS = 256
-KEY_TILE = 32
-PIECE_TILE = 32  # pieces that the second kernel takes at a time
-COMBINE_WARPS, COMBINE_STAGES = 4, 2
+PIECE_TILE = 16  # pieces that the second kernel takes at a time
+COMBINE_WARPS, COMBINE_STAGES = 4, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +101,21 @@ def _attend_tokens(  # type: ignore[no-untyped-def]
     """Online softmax of one tile of query heads over the tokens oldest..end; `begin` is the tile that holds oldest."""
     keys = tl.arange(0, KEY_TILE)
     is_dim = (tl.arange(0, q.shape[1]) < HEAD_DIM)[None, :]
+    # A tile starts at a multiple of KEY_TILE, so this is the same for every tile.
+    ids = table + keys // BLOCK_SIZE
+    in_block = head_kv + (keys % BLOCK_SIZE * HEAD_DIM)[:, None]
     peak = tl.full([q.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([q.shape[0]], tl.float32)
     acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
     # A tile's block ids are loaded one tile ahead: the wait for them hides behind a tile of keys.
-    blocks = tl.load(table + (begin + keys) // BLOCK_SIZE, mask=begin + keys < end, other=0)
+    blocks = tl.load(ids + begin // BLOCK_SIZE, mask=begin + keys < end, other=0)
     for start in range(begin, end, KEY_TILE):
         tokens = start + keys
         visible = tokens < end
         if HAS_WINDOW:
             visible = visible & (tokens >= oldest)
-        at = head_kv + (blocks.to(tl.int64) * block_stride + tokens % BLOCK_SIZE * HEAD_DIM)[:, None]
-        blocks = tl.load(table + (tokens + KEY_TILE) // BLOCK_SIZE, mask=tokens + KEY_TILE < end, other=0)
+        at = in_block + start % BLOCK_SIZE * HEAD_DIM + (blocks.to(tl.int64) * block_stride)[:, None]
+        blocks = tl.load(ids + (start + KEY_TILE) // BLOCK_SIZE, mask=tokens + KEY_TILE < end, other=0)
         key = tl.load(at, mask=visible[:, None] & is_dim, other=0.0)
         value = tl.load(at + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=visible[:, None] & is_dim, other=0.0)
         scores = tl.dot(q, tl.trans(key), input_precision="ieee")
@@ -172,22 +174,21 @@ def _attend_pieces(  # type: ignore[no-untyped-def]
 def _combine_pieces(  # type: ignore[no-untyped-def]
     partial_out, partial_lse, context_lens, out, max_pieces, window,
     HAS_WINDOW: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_TILE: tl.constexpr,
-    PIECE_TILE: tl.constexpr, PIECE: tl.constexpr, MAX_SEQUENCES: tl.constexpr,
+    PIECE_TILE: tl.constexpr, STAGES: tl.constexpr, PIECE: tl.constexpr, MAX_SEQUENCES: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
-    _, count = _count_pieces(tl.load(context_lens + sequence), window, HAS_WINDOW, PIECE)
+    sequences = tl.arange(0, MAX_SEQUENCES)
+    contexts = tl.load(context_lens + sequences, mask=sequences <= sequence, other=0)
+    _, counts = _count_pieces(contexts, window, HAS_WINDOW, PIECE)
+    count = tl.sum(tl.where(sequences == sequence, counts, 0), 0)
     if count == 1:
         return
-    sequences = tl.arange(0, MAX_SEQUENCES)
-    _, counts = _count_pieces(
-        tl.load(context_lens + sequences, mask=sequences < sequence, other=0), window, HAS_WINDOW, PIECE
-    )
-    first = tl.sum(counts, 0)
+    first = tl.sum(counts, 0) - count
     dims = tl.arange(0, DIM_TILE)
     peak = float("-inf")
-    total = 0.0
-    acc = tl.zeros([DIM_TILE], tl.float32)
-    for start in range(0, count, PIECE_TILE):
+    total = tl.zeros([PIECE_TILE], tl.float32)  # summed over the tile's places at the end
+    acc = tl.zeros([PIECE_TILE, DIM_TILE], tl.float32)
+    for start in tl.range(0, count, PIECE_TILE, num_stages=STAGES):
         index = start + tl.arange(0, PIECE_TILE)
         is_piece = (index < count) & (first + index < max_pieces)
         row = (first + index).to(tl.int64) * NUM_HEADS + head
@@ -200,10 +201,10 @@ def _combine_pieces(  # type: ignore[no-untyped-def]
         new_peak = tl.maximum(peak, tl.max(lse, 0))
         weights = tl.exp2(lse - new_peak)
         shrink = tl.exp2(peak - new_peak)
-        total = total * shrink + tl.sum(weights, 0)
-        acc = acc * shrink + tl.sum(part * weights[:, None], 0)
+        total = total * shrink + weights
+        acc = acc * shrink + part * weights[:, None]
         peak = new_peak
-    result = acc / tl.where(count == 0, 1.0, total)
+    result = tl.sum(acc, 0) / tl.where(count == 0, 1.0, tl.sum(total, 0))
     # Pieces that had no room are lost: not a number is found by the sampler, a wrong number would not be.
     result = tl.where(first + count > max_pieces, float("nan"), result)
     row = sequence.to(tl.int64) * NUM_HEADS + head
@@ -224,9 +225,10 @@ class DecodeConfig:
 def decode_config(
     heads: tuple[int, int, int], block_size: int, window: int, soft_cap: float, dtype: torch.dtype, capability: int
 ) -> DecodeConfig:
-    """For `heads` = (H, KVH, D). Three programs a multiprocessor, each with some key tiles on their way at any time,
-    cover the memory's latency: the stages take what shared memory they leave each other."""
+    """For `heads` = (H, KVH, D). As many programs a multiprocessor as its shared memory holds, at most four, each with
+    some 48 KB on their way: far more than bandwidth x latency (35 KB), so that one may wait while others load."""
     num_heads, num_kv_heads, head_dim = heads
+    key_tile = 16 if dtype == torch.float32 else 32
     shared = {"HAS_WINDOW": window > 0, "NUM_HEADS": num_heads, "HEAD_DIM": head_dim, "PIECE": PIECE_TOKENS}
     shared |= {"DIM_TILE": padded_head_dim(head_dim), "MAX_SEQUENCES": MAX_SEQUENCES}
     constants = {
@@ -234,11 +236,18 @@ def decode_config(
         "NUM_KV_HEADS": num_kv_heads,
         "BLOCK_SIZE": block_size,
         "HEAD_TILE": min(32, max(16, int(triton.next_power_of_2(num_heads // num_kv_heads)))),
-        "KEY_TILE": KEY_TILE,
+        "KEY_TILE": key_tile,
     }
-    stage_bytes = 2 * KEY_TILE * padded_head_dim(head_dim) * dtype.itemsize  # keys and values
-    num_stages = max(1, min(4, (64 if capability >= 90 else 32) * 1024 // stage_bytes))
-    return DecodeConfig(shared | constants, shared | {"PIECE_TILE": PIECE_TILE}, 4, num_stages, 3)
+    tile_bytes = 2 * key_tile * padded_head_dim(head_dim) * dtype.itemsize  # keys and values
+    tiles = max(2, min(6, 48 * 1024 // tile_bytes))  # on their way; one more stage works on what has come
+    programs = SHARED_MEMORY_LIMIT[capability] // (tiles * tile_bytes + 7 * 1024)
+    return DecodeConfig(
+        shared | constants,
+        shared | {"PIECE_TILE": PIECE_TILE, "STAGES": COMBINE_STAGES},
+        4,
+        tiles + 1,
+        min(4, programs),
+    )
 
 
 def decode_attention(

@@ -187,12 +187,12 @@ def prefill_config(
     """For `heads` = (H, KVH, D)."""
     num_heads, num_kv_heads, head_dim = heads
     dim_tile = padded_head_dim(head_dim)
-    if dtype == torch.float32:  # no tensor cores: small tiles keep the products in registers
-        row_tile, key_tile, num_warps, num_stages = 32, 32, 4, 1
-    elif dim_tile > 128:
-        row_tile, key_tile, num_warps, num_stages = (128, 64, 8, 2) if capability >= 90 else (64, 32, 4, 2)
+    if dtype == torch.float32:  # no tensor cores: the operands of a product lie in registers
+        row_tile, key_tile, num_stages = 16, 16, 1
+    elif capability < 90:
+        row_tile, key_tile, num_stages = (128, 32, 3) if dim_tile <= 128 else (64, 32, 2)
     else:
-        row_tile, key_tile, num_warps, num_stages = (128, 64, 8, 3) if capability >= 90 else (128, 64, 8, 2)
+        row_tile, key_tile, num_stages = (128, 64, 3) if dim_tile <= 128 else (64, 64, 2)
     constants = {
         "HAS_WINDOW": window > 0,
         "HAS_SOFT_CAP": soft_cap > 0,
@@ -205,7 +205,7 @@ def prefill_config(
         "KEY_TILE": key_tile,
         "MAX_SEQUENCES": MAX_SEQUENCES,
     }
-    return PrefillConfig(constants, num_warps, num_stages)
+    return PrefillConfig(constants, 8, num_stages)
 
 
 def prefill_attention(
