@@ -11,7 +11,7 @@ from .launching import compile_options, require, require_tensor
 from .model_shapes import ModelShape
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots_ptr"])  # a view into what a step packs, at any multiple of 8 bytes
 def _norm_rope_store(  # type: ignore[no-untyped-def]
     heads_ptr,  # [N, NUM_HEADS + 2 * NUM_KV_HEADS, 2 * HALF]
     q_weight_ptr,  # [2 * HALF]
