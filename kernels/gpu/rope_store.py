@@ -44,8 +44,7 @@ def _norm_rope_store(  # type: ignore[no-untyped-def]
     column = tl.arange(0, TILE_HALF)
     in_half = column < HALF
     mask = (head < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & in_half[None, :]
-    is_query = (head < NUM_HEADS)[:, None]
-    is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
+    is_query, is_value = (head < NUM_HEADS)[:, None], (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
 
     source = heads_ptr + token * token_stride + head.to(tl.int64)[:, None] * head_stride + column[None, :]
     raw_first = tl.load(source, mask=mask, other=0.0)
@@ -56,10 +55,9 @@ def _norm_rope_store(  # type: ignore[no-untyped-def]
 
     first, second = raw_first.to(tl.float32), raw_second.to(tl.float32)
     if HAS_NORM:
-        squares = tl.sum(first * first + second * second, 1)
-        scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
-        first = first * scale * _qk_weight(q_weight_ptr, k_weight_ptr, column, in_half, is_query)
-        second = second * scale * _qk_weight(q_weight_ptr + HALF, k_weight_ptr + HALF, column, in_half, is_query)
+        scale = tl.rsqrt(tl.sum(first * first + second * second, 1) / (2 * HALF) + eps)[:, None]
+        first *= scale * _qk_weight(q_weight_ptr, k_weight_ptr, column, in_half, is_query)
+        second *= scale * _qk_weight(q_weight_ptr + HALF, k_weight_ptr + HALF, column, in_half, is_query)
     # Values go through as they are: a product with 1 and 0 would spread an infinity.
     new_first = tl.where(is_value, raw_first, (first * cos - second * sin).to(raw_first.dtype))
     new_second = tl.where(is_value, raw_second, (second * cos + first * sin).to(raw_second.dtype))
