@@ -137,8 +137,10 @@ class Receiving:
                 self._take_commit(self._incoming[commit.request_id], commit, now)
             case KVProgress(request_id=request_id) if self._has(request_id, incoming.sender):
                 self._incoming[request_id].session.progress(now)
-            case RingGone(ring_id=ring_id):
-                self._drop_ring(incoming.sender, self._ring(incoming.sender, ring_id), "the sender gave the ring up")
+            case RingGone(ring_id=ring_id) if not self._around.rings.let_go(incoming.sender, ring_id):
+                ring = self._ring(incoming.sender, ring_id)
+                self._drop_ring(incoming.sender, ring, "the sender gave the ring up")
+                self._around.rings.let_go(incoming.sender, ring_id)
             case GroupKey(ring_id=ring_id, key=key, value=value):
                 self._ring(incoming.sender, ring_id).backend.entry_arrived((key, value))
 
@@ -255,8 +257,8 @@ class Receiving:
         self._around.rings.forget(peer)
 
     def close(self) -> None:
-        for ring in self._rings.values():
-            self._around.rings.release(ring.backend)
+        for peer, ring in self._rings.items():
+            self._around.rings.give_up(peer, ring.ring_id, ring.backend)
         self._rings.clear()
 
     def _give_up(self, peer: NodeRef, ring: _Ring, reason: str) -> None:
@@ -269,7 +271,7 @@ class Receiving:
         del self._rings[peer]
         if ring.backend.transport in BREAKS_FOR_GOOD or not ring.slots.was_used:
             self._around.rings.failed(peer, ring.backend.transport, reason)
-        self._around.rings.release(ring.backend)
+        self._around.rings.give_up(peer, ring.ring_id, ring.backend)
         for request_id in [r for r, incoming in self._incoming.items() if incoming.peer == peer]:
             self._fail(request_id, f"{peer.node_id}: {reason}")
 

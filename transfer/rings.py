@@ -10,11 +10,15 @@ from collections import defaultdict
 from ..core.config import TransferConfig
 from ..core.errors import ConfigurationError, RemoteProtocolError
 from ..core.messages import MAX_FRAME_BYTES, NodeRef, RingOffer, WorkerInfo
+from .backends.cuda_device import CudaError, cuda_device
+from .backends.cuda_ipc import CudaIpcReceiver, CudaIpcSender
+from .backends.pinned_memory import PinnedMemoryReceiver, PinnedMemorySender
 from .backends.process_group import GroupReceiver, GroupSender, GroupSettings
 from .backends.ring_backend import ReceiverBackend, RingBackend, SenderBackend
 from .backends.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from .backends.tcp import TcpReceiver, TcpSender
 from .link_types import MessageChannels
+from .wire import PeerUnreachable
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +44,13 @@ def transports_for(wanted: str, me: WorkerInfo, peer: WorkerInfo) -> tuple[str, 
         raise ConfigurationError(f"{names} are not both on a GPU, which {wanted} needs; use --transport auto")
     match wanted:
         case "auto" if one_host and both_cuda:
-            return ("cuda_ipc", "pinned_memory", "tcp")
+            return ("cuda_ipc", "pinned_memory", "shared_memory", "tcp")
         case "auto" if one_host:
             return ("shared_memory", "tcp")
-        case "auto" if both_cuda:
+        case "auto" if both_cuda and len(cards) == 2:
             return ("nccl", "tcp")
-        case "cuda_ipc":
-            return ("cuda_ipc", "pinned_memory", "tcp")
+        case "cuda_ipc" | "pinned_memory":
+            return tuple(dict.fromkeys((wanted, "pinned_memory", "shared_memory", "tcp")))
         case "nccl" if len(cards) == 1:
             raise ConfigurationError(f"{names} are on one card, and NCCL needs two; use --transport auto")
         case "auto" | "tcp":
@@ -67,6 +71,9 @@ class RingMaker:
         self._channels = channels
         self._failed: defaultdict[NodeRef, set[str]] = defaultdict(set)
         self._closed: list[RingBackend] = []  # those whose threads may still run
+        self._kept: dict[
+            tuple[NodeRef, int], ReceiverBackend
+        ] = {}  # (sender, ring id) |-> given up, still mapped there
 
     def transport_to(self, peer: NodeRef) -> str:
         """Of the ring that would be made now. Raises PeerUnreachable, ConfigurationError."""
@@ -80,7 +87,17 @@ class RingMaker:
             logger.warning("KV from %s does not come over %s any more: %s", peer.node_id, transport, reason)
 
     def forget(self, peer: NodeRef) -> None:
+        """The peer is dead, and with it what it had mapped."""
         self._failed.pop(peer, None)
+        for kept in [kept for kept in self._kept if kept[0] == peer]:
+            self._kept.pop(kept).close()
+
+    def let_go(self, peer: NodeRef, ring_id: int) -> bool:
+        """The sender has closed its end of a ring given up here. False when this is no such ring."""
+        backend = self._kept.pop((peer, ring_id), None)
+        if backend is not None:
+            backend.close()
+        return backend is not None
 
     def make(self, peer: NodeRef) -> ReceiverBackend:
         """The receiving end. Raises PeerUnreachable, and ConfigurationError when the memory asked for is not there."""
@@ -89,8 +106,8 @@ class RingMaker:
             try:
                 return self._make(transport, peer)
             except ConfigurationError as error:
-                if self._config.transport == transport:
-                    raise
+                if self._config.transport == transport == "shared_memory":
+                    raise  # no other memory was asked for
                 self.failed(peer, transport, str(error))
 
     def _make(self, transport: str, peer: NodeRef) -> ReceiverBackend:
@@ -98,6 +115,14 @@ class RingMaker:
         match transport:
             case "shared_memory":
                 return SharedMemoryReceiver(self._run_dir, config.ring_slots, config.slot_bytes)
+            case "pinned_memory":
+                return PinnedMemoryReceiver(self._run_dir, config.ring_slots, config.slot_bytes)
+            case "cuda_ipc":
+                try:
+                    device = cuda_device()
+                except CudaError as error:
+                    raise ConfigurationError(str(error)) from error
+                return CudaIpcReceiver(device, self._me.device_uuid, config.ring_slots, config.slot_bytes)
             case "gloo" | "nccl":
                 return GroupReceiver(
                     self._group_settings(transport, config.ring_slots, config.slot_bytes), peer.node_id
@@ -113,12 +138,27 @@ class RingMaker:
         match offer.transport:
             case "shared_memory":
                 return SharedMemorySender(self._run_dir, offer.ring_name, offer.num_slots, offer.slot_bytes)
+            case "pinned_memory":
+                return PinnedMemorySender(self._run_dir, offer.ring_name, offer.num_slots, offer.slot_bytes)
+            case "cuda_ipc":
+                return self._map(offer, peer)
             case "gloo" | "nccl":
                 settings = self._group_settings(offer.transport, offer.num_slots, offer.slot_bytes)
-                return GroupSender(settings, peer.node_id)
+                try:
+                    return GroupSender(settings, peer.node_id)
+                except ConfigurationError as error:
+                    raise RemoteProtocolError(str(error)) from error
             case "tcp":
                 return TcpSender()
         raise RemoteProtocolError(f"a ring over {offer.transport!r}, which this worker does not know")
+
+    def _map(self, offer: RingOffer, peer: NodeRef) -> SenderBackend:
+        try:
+            peer_uuid = self._channels.peer_info(peer).device_uuid
+            device = cuda_device()
+        except (CudaError, PeerUnreachable) as error:
+            raise RemoteProtocolError(str(error)) from error
+        return CudaIpcSender(device, offer.ring_name, peer_uuid, offer.num_slots, offer.slot_bytes)
 
     def _group_settings(self, library: str, num_slots: int, slot_bytes: int) -> GroupSettings:
         return GroupSettings(
@@ -131,13 +171,20 @@ class RingMaker:
             wake=self._channels.wake,
         )
 
+    def give_up(self, peer: NodeRef, ring_id: int, backend: ReceiverBackend) -> None:
+        """Release a receiving end whose sender lives and may not have closed the other."""
+        if backend.kept_for_sender:
+            self._kept[peer, ring_id] = backend
+        else:
+            self.release(backend)
+
     def release(self, backend: RingBackend) -> None:
         """Close one end, now or soon: nothing here waits."""
         backend.close()
         self._closed = [closed for closed in (*self._closed, backend) if not closed.join(0.0)]
 
     def close(self) -> None:
-        """Wait for the threads of all ends released."""
+        """Wait for the threads of all ends released. What senders may still have mapped goes with this process."""
         for backend in self._closed:
             if not backend.join(JOIN_TIMEOUT_S):
                 logger.warning("the thread of a %s ring does not end; it is left behind", backend.transport)

@@ -208,7 +208,6 @@ class Sending:
             ring.backend.check()
         except RingBroken as error:
             self._drop_ring(peer, str(error))
-            self._around.tell(peer, RingGone(ring.ring_id))
 
     def _send_what_may(self, outgoing: _Outgoing, now: float) -> None:
         """Pieces while there are tokens and free slots, then the commit. An unreachable peer ends the hand-over."""
@@ -268,18 +267,21 @@ class Sending:
     def drop_peer(self, peer: NodeRef) -> None:
         for request_id in [r for r, outgoing in self._outgoing.items() if outgoing.peer == peer]:
             self._fail(request_id, f"{peer.node_id} is gone", tell=False)
-        self._drop_ring(peer, f"{peer.node_id} is gone")
+        self._drop_ring(peer, f"{peer.node_id} is gone", tell=False)
 
     def close(self) -> None:
         for ring in self._rings.values():
             self._around.rings.release(ring.backend)
         self._rings.clear()
 
-    def _drop_ring(self, peer: NodeRef, reason: str) -> None:
+    def _drop_ring(self, peer: NodeRef, reason: str, *, tell: bool = True) -> None:
+        """Close this end and say so, which is how the peer learns that nobody has its memory mapped any more."""
         ring = self._rings.pop(peer, None)
         if ring is None:
             return
         self._around.rings.release(ring.backend)
+        if tell:
+            self._around.tell(peer, RingGone(ring.ring_id))
         users = [r for r, o in self._outgoing.items() if o.peer == peer and o.session.ring_id == ring.ring_id]
         for request_id in users:
             self._fail(request_id, reason)

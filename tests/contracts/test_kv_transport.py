@@ -1,4 +1,8 @@
-"""The contract of a KV transport, the same for shared memory, TCP (real sockets, CURVE), a gloo group and the fake."""
+"""The contract of a KV transport.
+
+The same for shared memory, TCP (real sockets, CURVE), a gloo group, CUDA IPC and pinned memory (with a fake driver) and
+the fake network.
+"""
 
 import gc
 from collections.abc import Iterator
@@ -19,13 +23,21 @@ from baton.transfer.link import HandedOver, ReceiveFailed, SendDone, SendFailed
 HIDDEN = np.arange(8, dtype=np.float32).tobytes()
 
 
-@pytest.fixture(params=["shared_memory", "tcp", "gloo", "fake"])
-def cluster(request: pytest.FixtureRequest, fakes: ModuleType, tmp_path: Path) -> Iterator[Any]:
+@pytest.fixture(params=["shared_memory", "tcp", "gloo", "cuda_ipc", "pinned_memory", "fake"])
+def cluster(
+    request: pytest.FixtureRequest, fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    device, runtime = fakes.FakeCudaDevice(), fakes.FakeCudaRuntime()
+    monkeypatch.setattr("baton.transfer.rings.cuda_device", lambda: device)
+    monkeypatch.setattr("baton.transfer.backends.pinned_memory.cuda_runtime", lambda: runtime)
     made = fakes.Cluster(request.param, tmp_path)
+    made.device, made.runtime = device, runtime
     yield made
     made.close()
     gc.collect()
     assert not list(made.run_dir.glob("*.ring"))
+    assert not device.mapped
+    assert not runtime.registered
 
 
 def table(num_tokens: int, block_size: int, first: int) -> list[int]:
@@ -56,8 +68,10 @@ def expected_pool(fakes: ModuleType, d: Any, d_table: list[int], kv: np.ndarray)
     return fresh.pool
 
 
-@pytest.mark.parametrize(("p_block", "d_block"), [(4, 4), (1, 16), (16, 1), (64, 8), (2, 64)])
-@pytest.mark.parametrize("first_missing", [0, 1, 5, 36, 37])
+@pytest.mark.parametrize(
+    ("p_block", "d_block", "first_missing"),
+    [(4, 4, 0), (4, 4, 5), (1, 16, 1), (1, 16, 36), (16, 1, 0), (16, 1, 5), (64, 8, 36), (2, 64, 1), (2, 64, 37)],
+)
 def test_every_byte_arrives_and_no_other_is_touched(
     cluster: Any, fakes: ModuleType, p_block: int, d_block: int, first_missing: int
 ) -> None:
@@ -253,8 +267,11 @@ class Tampering:
             case KVPiece() if self._what == "byte" and body.start == 6:
                 if payload is not None:
                     payload[17] ^= 1
+                elif self._cluster.transport == "cuda_ipc":
+                    (memory,) = self._cluster.device.allocated.values()
+                    memory[body.slot * 768 + 17] ^= 1  # slots begin at multiples of 256
                 elif self._cluster.transport == "gloo":
-                    self._staging(to)[body.slot * self._cluster.slot_bytes + 17] ^= 1
+                    self._staging(to)[body.slot * 768 + 17] ^= 1
                 else:
                     (path,) = self._cluster.run_dir.glob("*.ring")
                     with open(path, "r+b") as ring:

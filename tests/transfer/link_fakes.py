@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
+from xxhash import xxh3_64_intdigest
 
 from baton.core.config import NetworkConfig, TransferConfig
 from baton.core.layout import BlockLayout
 from baton.core.messages import Message, NodeRef, Role, WorkerInfo
+from baton.transfer.backends.cuda_device import CudaError
+from baton.transfer.backends.ring_backend import DeviceBuffer, PieceBuffer
 from baton.transfer.channels import Incoming, PeerUnreachable, WorkerChannels
 from baton.transfer.keys import ClusterKeys
 from baton.transfer.link import KVLink, LinkEvent
@@ -48,29 +52,108 @@ class NumpyStore:
         return np.stack([self.pool[block_table[b], :, :, :, o] for b, o in tokens], axis=3)
 
     def gather(
-        self, block_table: Sequence[int], start: int, stop: int, out: memoryview, *, first_layer: int, last_layer: int
+        self, block_table: Sequence[int], start: int, stop: int, out: PieceBuffer, *, first_layer: int, last_layer: int
     ) -> int:
         data = self.read(block_table, start, stop)[first_layer:last_layer].tobytes()
-        out[:] = data
+        target = out if isinstance(out, memoryview) else out.numpy()
+        target[:] = np.frombuffer(data, np.uint8)
         return len(data)
 
-    def checksum(self, piece: object) -> int:
-        raise AssertionError("nothing of these tests is on a device")
+    def checksum(self, piece: DeviceBuffer) -> int:
+        return xxh3_64_intdigest(piece.numpy())
 
     def scatter(
         self,
         block_table: Sequence[int],
         start: int,
         stop: int,
-        piece: memoryview,
+        piece: PieceBuffer,
         *,
         first_layer: int,
         last_layer: int,
     ) -> None:
-        kv = np.frombuffer(piece, np.float32).reshape(last_layer - first_layer, 2, NUM_HEADS, stop - start, HEAD_DIM)
+        data = piece if isinstance(piece, memoryview) else piece.numpy()
+        kv = np.frombuffer(data, np.float32).reshape(last_layer - first_layer, 2, NUM_HEADS, stop - start, HEAD_DIM)
         for n in range(stop - start):
             block, offset = divmod(start + n, self.block_size)
             self.pool[block_table[block], first_layer:last_layer, :, :, offset] = kv[:, :, :, n]
+
+
+class FakeCudaDevice:
+    """A card whose memory is the host's; handles work between all fakes of this process, as real ones on one host.
+
+    Misuse that the real driver answers with undefined behaviour fails here.
+    """
+
+    def __init__(self) -> None:
+        self.allocated: dict[int, bytearray] = {}
+        self.exported: dict[bytes, int] = {}
+        self.mapped: dict[int, int] = {}  # address as mapped |-> address as allocated
+        self.refuses: set[str] = set()  # names of methods
+        self._next_address = 1 << 40
+
+    def _address(self) -> int:
+        self._next_address += 1 << 30
+        return self._next_address
+
+    def _check(self, what: str) -> None:
+        if what in self.refuses:
+            raise CudaError(f"{what} was refused")
+
+    def allocate(self, num_bytes: int) -> int:
+        self._check("allocate")
+        self.allocated[address := self._address()] = bytearray(num_bytes)
+        return address
+
+    def free(self, pointer: int) -> None:
+        assert pointer not in self.mapped.values(), "memory that another process maps was freed"
+        del self.allocated[pointer]
+
+    def export(self, pointer: int) -> bytes:
+        self._check("export")
+        handle = secrets.token_bytes(64)
+        self.exported[handle] = pointer
+        return handle
+
+    def open(self, handle: bytes) -> int:
+        self._check("open")
+        if handle not in self.exported:
+            raise CudaError("no such memory")
+        self.mapped[address := self._address()] = self.exported[handle]
+        return address
+
+    def close(self, pointer: int) -> None:
+        del self.mapped[pointer]
+
+    def tensor(self, pointer: int, num_bytes: int) -> torch.Tensor:
+        self._check("tensor")
+        memory = self.allocated[self.mapped.get(pointer, pointer)]
+        return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes]
+
+    def empty(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+
+class FakeCudaRuntime:
+    """cudaHostRegister and its opposite."""
+
+    def __init__(self) -> None:
+        self.registered: dict[int, int] = {}  # address |-> bytes
+        self.code = 0  # what registering answers
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        assert flags == 0
+        if self.code == 0:
+            assert address not in self.registered
+            self.registered[address] = num_bytes
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.registered[address]
+        return 0
 
 
 class FakeNetwork:
@@ -164,7 +247,12 @@ class Node:
 
 
 def info_of(
-    ref: NodeRef, host_digest: str, endpoints: tuple[str, ...], block_size: int = 4, num_blocks: int = 64
+    ref: NodeRef,
+    host_digest: str,
+    endpoints: tuple[str, ...],
+    block_size: int = 4,
+    num_blocks: int = 64,
+    device_kind: str = "cpu",
 ) -> WorkerInfo:
     return WorkerInfo(
         ref=ref,
@@ -181,11 +269,16 @@ def info_of(
         context_length=256,
         max_running=8,
         threads=1,
+        device_kind=device_kind,
+        device_uuid=f"GPU-{ref.node_id}" if device_kind == "cuda" else "",
     )
 
 
 class Cluster:
-    """Nodes of one transport: "shared_memory", "tcp" and "gloo" over real sockets, "fake" over FakeNetwork."""
+    """Nodes of one transport: "fake" over FakeNetwork, all others over real sockets.
+
+    "cuda_ipc" and "pinned_memory" need FakeCudaDevice and FakeCudaRuntime in the place of the real ones.
+    """
 
     def __init__(self, transport: str, tmp_path: Path) -> None:
         self.transport = transport
@@ -208,17 +301,19 @@ class Cluster:
         transport: str = "",
     ) -> Node:
         ref = NodeRef(name, secrets.randbits(62) + 1)
-        shares = self.transport == "shared_memory"
+        shares = self.transport in ("shared_memory", "cuda_ipc", "pinned_memory")
+        kind = "cuda" if self.transport in ("cuda_ipc", "pinned_memory") else "cpu"
         run_dir = str(self.run_dir) if shares else ""
-        transport = transport or ("gloo" if self.transport == "gloo" else "auto")
+        named = self.transport in ("gloo", "pinned_memory")  # what "auto" would not take here
+        transport = transport or (self.transport if named else "auto")
         config = TransferConfig(transport, slots, slot_tokens * BYTES_PER_TOKEN + 5, lease_s)
-        info = info_of(ref, name, (), block_size, num_blocks)
+        info = info_of(ref, name, (), block_size, num_blocks, kind)
         channels: FakeChannels | WorkerChannels
         if self.transport == "fake":
             channels = FakeChannels(self.network, info)
         else:
             channels = WorkerChannels(NetworkConfig(run_dir, "127.0.0.1", (), ""), ref, self._keys)
-            info = info_of(ref, channels.host_digest, channels.endpoints, block_size, num_blocks)
+            info = info_of(ref, channels.host_digest, channels.endpoints, block_size, num_blocks, kind)
         node = Node(channels, info, NumpyStore(block_size, num_blocks), config, run_dir, self.clock)
         for other in self.nodes:
             other.channels.add_peer(info)

@@ -15,13 +15,15 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from ...core.errors import ConfigurationError
 from .group_store import GroupStore
 from .pair_group import Group, PairGroup
 from .ring_backend import PieceBuffer, ReceiverBackend, RingBackend, RingBroken, SenderBackend, StoreEntry
 
 RECEIVER_RANK, SENDER_RANK = 0, 1
+ALIGNMENT = 256  # of slots, so that a card reads and writes them in words of any size
 ABORT_TAG = 2**31 - 1  # nobody ever sends with it
-# torch reads these when a group is made. A transfer group may fail at any time and must not take its process along:
+# torch reads these when it makes a group. A transfer group may fail at any time and must not take its process along:
 NCCL_ENVIRONMENT = {
     "TORCH_NCCL_BLOCKING_WAIT": "1",  # wait() waits on the host, and raises at its deadline
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog tears nothing down
@@ -46,15 +48,23 @@ class GroupSettings:
 
 
 class _GroupEnd(RingBackend):
-    """The staging slots of one end and the group that empties or fills them."""
+    """The staging slots of one end and the group that empties or fills them.
+
+    Raises ConfigurationError when there is no memory for them.
+    """
 
     def __init__(self, settings: GroupSettings, rank: int, name: str) -> None:
         self.transport = settings.library
         self.slot_bytes = settings.slot_bytes
-        on_card = settings.library == "nccl"
-        size = settings.num_slots * settings.slot_bytes
-        self._slots = torch.empty(size, dtype=torch.uint8, device="cuda" if on_card else "cpu")
-        self._bytes = None if on_card else self._slots.numpy().data
+        self._stride = -(-settings.slot_bytes // ALIGNMENT) * ALIGNMENT
+        size = settings.num_slots * self._stride
+        device = "cuda" if settings.library == "nccl" else "cpu"
+        try:
+            self._slots = torch.empty(size, dtype=torch.uint8, device=device)
+        except RuntimeError as error:  # torch's OutOfMemoryError is one
+            reason = str(error).splitlines()[0]
+            raise ConfigurationError(f"no memory for a staging ring of {size / 2**20:.0f} MiB: {reason}") from error
+        self._bytes = self._slots.numpy().data if device == "cpu" else None
         self.group = PairGroup(
             name,
             lambda store: _form(settings, store, rank),
@@ -68,11 +78,11 @@ class _GroupEnd(RingBackend):
         return self._slots.nbytes + self.group.num_bytes
 
     def slot(self, slot: int, num_bytes: int) -> Tensor:
-        start = slot * self.slot_bytes
+        start = slot * self._stride
         return self._slots[start : start + num_bytes]
 
     def buffer(self, slot: int, num_bytes: int) -> PieceBuffer:
-        start = slot * self.slot_bytes
+        start = slot * self._stride
         return self.slot(slot, num_bytes) if self._bytes is None else self._bytes[start : start + num_bytes]
 
     def check(self) -> None:
@@ -164,27 +174,37 @@ class GlooGroup:
 
 
 class NcclGroup:
-    """Each needs a card of its own. Blocks until the peer is there, with a first message in both directions."""
+    """Each end needs a card of its own. Blocks until the peer is there, with a first message in both directions.
+
+    Everything runs on a stream of its own: an operation makes the stream it is asked on wait for the peer, and forward
+    passes must not.
+    """
 
     def __init__(self, store: GroupStore, rank: int, deadline: timedelta) -> None:
+        if not torch.distributed.is_nccl_available():
+            raise RuntimeError("this build of torch has no NCCL")
         os.environ.update(NCCL_ENVIRONMENT)  # of this process only: workers have no other groups
         nccl: Any = torch.distributed.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = deadline
         free_before, _ = torch.cuda.mem_get_info()
         self._peer = 1 - rank
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._group = nccl(store, rank, 2, options)
-        greeting = torch.zeros(1, dtype=torch.uint8, device="cuda")  # communicators are made by the first message
+        with torch.cuda.stream(self._stream):
+            greeting = torch.zeros(1, dtype=torch.uint8, device="cuda")
         first, second = (self.send, self.receive) if rank == RECEIVER_RANK else (self.receive, self.send)
-        first(greeting, deadline)
+        first(greeting, deadline)  # the library makes its communicator with the first message
         second(greeting, deadline)
         self.num_bytes = max(0, free_before - torch.cuda.mem_get_info()[0])  # others on this card blur it
 
     def send(self, data: Tensor, deadline: timedelta) -> None:
-        self._group.send([data], self._peer, 0).wait(deadline)
+        with torch.cuda.stream(self._stream):
+            self._group.send([data], self._peer, 0).wait(deadline)
 
     def receive(self, data: Tensor, deadline: timedelta) -> None:
-        self._group.recv([data], self._peer, 0).wait(deadline)
+        with torch.cuda.stream(self._stream):
+            self._group.recv([data], self._peer, 0).wait(deadline)
 
     def abort(self) -> None:
         self._group.abort()

@@ -65,6 +65,7 @@ class SenderBackend(RingBackend):
 
 class ReceiverBackend(RingBackend):
     name: str = ""  # RingOffer.ring_name
+    kept_for_sender: bool = False  # `close` must wait until the sender has closed its end, or is dead
 
     def announced(self, slot: int, num_bytes: int) -> None:
         """A piece in this slot was published. Raises RingBroken when it cannot be taken in."""
