@@ -28,3 +28,10 @@ def _load_helper(name: str) -> ModuleType:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a two-layer random Llama with its tokenizer (see tiny_model.py). Read only: shared by all tests."""
     return _load_helper("tiny_model").write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same shape as a Qwen3: queries and keys are normalised, the output matrix is the embedding."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-qwen3"
+    return _load_helper("tiny_model").write_tiny_model(folder, family="qwen3")

@@ -1,4 +1,4 @@
-"""A tiny random Llama in a folder, written with numpy and safetensors: no torch, no transformers, no download.
+"""A tiny random Llama or Qwen3 in a folder, written with numpy and safetensors: no torch, no transformers, no download.
 
 Two layers, grouped-query attention, a byte-level tokenizer of 320 tokens whose specials are ChatML's. The weights
 come from a fixed seed, so the folder is the same on every machine of one byte order.
@@ -29,11 +29,24 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_tiny_model(folder: Path, seed: int = 0) -> Path:
-    """Fill `folder` (made if absent) with config.json, model.safetensors and the tokenizer; return it."""
+def write_tiny_model(folder: Path, seed: int = 0, family: str = "llama") -> Path:
+    """Fill `folder` (made if absent) with config.json, model.safetensors and the tokenizer; return it.
+
+    `family` is "llama" or "qwen3", which has norms of queries and keys and an output that is the embedding.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", _config())
-    save_file(_weights(seed), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = _weights(seed)
+    config = _config()
+    if family == "qwen3":
+        generator = np.random.default_rng(seed + 1)
+        for layer in range(NUM_LAYERS):
+            for name in ("q_norm", "k_norm"):
+                scale = generator.uniform(0.5, 1.5, HEAD_DIM).astype(np.float32)
+                weights[f"model.layers.{layer}.self_attn.{name}.weight"] = scale
+        weights["model.embed_tokens.weight"] = weights.pop("lm_head.weight")
+        config |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": True}
+    _write_json(folder / "config.json", config)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     _tokenizer().save(str(folder / "tokenizer.json"))
     _write_json(
         folder / "tokenizer_config.json",
