@@ -85,9 +85,9 @@ def test_blocks_past_two_to_the_31_words(sparse_buffer) -> None:
     blocks = sparse_buffer(torch.Size(shape).numel(), torch.int16).view(shape)
     blocks[599, 0, :, 0, 127] = torch.arange(1 << 16).to(torch.int16).view(2, -1)
     out = torch.zeros(2 << 16, dtype=torch.uint8)
-    gather_tokens(blocks, torch.tensor([599]), 127, 128, 0, 1, out)
+    gather_tokens(blocks, torch.tensor([599], dtype=torch.int32), 127, 128, 0, 1, out)
     assert out.view(torch.int16).tolist() == blocks[599, 0, :, 0, 127].flatten().tolist()
-    scatter_tokens(blocks, torch.tensor([300, 598]), 255, 256, 0, 1, out)
+    scatter_tokens(blocks, torch.tensor([300, 598], dtype=torch.int32), 255, 256, 0, 1, out)
     assert torch.equal(blocks[598, 0, :, 0, 127], blocks[599, 0, :, 0, 127])
     assert blocks[598, 0, :, 0, 126].count_nonzero() == 0
 
