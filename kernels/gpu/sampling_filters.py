@@ -270,7 +270,7 @@ def filter_config(cut: VocabularyCut) -> FilterConfig:
         strands=strands,
         strand_length=int(triton.cdiv(cut.num_groups, strands)) * GROUP,
         width=_SEARCHED // strands,
-        cut_warps=min(max(cut.padded_groups // 128, 4), 16),
+        cut_warps=min(max(cut.padded_groups // 256, 4), 16),
         gather_warps=4,
         select_warps=16,
     )

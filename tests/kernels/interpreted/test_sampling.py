@@ -152,19 +152,19 @@ def test_few_distinct_logits_and_any_rule() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vocab_size", [1, 7, 300, 4096, 9000])
+@pytest.mark.parametrize("vocab_size", [1, 7, 300, 4096])
 def test_any_rule(vocab_size: int) -> None:
-    rows = random_rows(10, seed=vocab_size)
+    rows = random_rows(6, seed=vocab_size)
     for distinct in (True, False):
-        logits = random_logits(10, vocab_size, seed=vocab_size)
+        logits = random_logits(6, vocab_size, seed=vocab_size)
         logits = logits if distinct else logits.round()
         assert on_device(logits, rows) == on_host(logits, rows)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vocab_size", [49152, 128256, 151936, 262144])
+@pytest.mark.parametrize("vocab_size", [128256, 262144])
 def test_vocabularies_of_models(vocab_size: int) -> None:
-    rules = ({}, {"temperature": 0.6, "top_p": 0.95}, {"temperature": 1.3, "top_k": 40, "top_p": 0.9}, {"top_p": 0.5})
+    rules = ({"temperature": 1.3, "top_k": 40, "top_p": 0.9}, {"temperature": 0.6, "top_p": 0.95})
     rows = [row(seed=i, position=100 + i, **p) for i, p in enumerate(rules)]
     logits = random_logits(len(rows), vocab_size)
     assert on_device(logits, rows) == on_host(logits, rows)
@@ -178,7 +178,6 @@ def test_vocabularies_of_models(vocab_size: int) -> None:
         (8193, {"top_k": 200, "top_p": 0.95}),  # more than there are groups
         pytest.param(49152, {"top_k": 5}, marks=pytest.mark.slow),
         pytest.param(49152, {"top_p": 0.9}, marks=pytest.mark.slow),
-        pytest.param(49152, {"top_k": 1000, "top_p": 0.95}, marks=pytest.mark.slow),
     ],
 )
 def test_the_kept_set_with_most_of_the_mass_on_one_token(vocab_size: int, rule: dict[str, Any]) -> None:
