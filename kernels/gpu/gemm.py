@@ -10,7 +10,7 @@ How one output element is computed depends on K, M, the dtypes and the chip only
 - Tiles of any number of rows multiply with the same instruction (see tile_product.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ from .tile_product import (
     tiles_for,
 )
 
-WANTED_PROGRAMS = 120  # about one for each of the 132 SMs of an H200 (108 of an A100)
+_WANTED_PROGRAMS = 120  # about one for each of the 132 SMs of an H200 (108 of an A100)
+SPEC_ROWS = (1, 256, 8192)  # the numbers of rows that choose different launches for the models' shapes
 _MIN_SEGMENT = 256  # elements of K; a shorter segment costs more to add than it gains
 _SUM_BLOCK = 256
 
@@ -53,22 +54,24 @@ class LinearConfig:
 def segments_of(in_features: int, out_features: int, tile: TileConfig) -> tuple[int, int]:
     """(number of segments, steps in each) for a weight `[out_features, in_features]`: enough programs for one row."""
     steps = cdiv(in_features, tile.block_k)
-    wanted = cdiv(WANTED_PROGRAMS, cdiv(out_features, tile.block_cols))
+    wanted = cdiv(_WANTED_PROGRAMS, cdiv(out_features, tile.block_cols))
     segment_steps = max(cdiv(steps, wanted), _MIN_SEGMENT // tile.block_k)
     return cdiv(steps, segment_steps), segment_steps
 
 
 def linear_config(
-    num_rows: int, in_features: int, out_features: int, dtype: torch.dtype, capability: int
+    num_rows: int, in_features: int, out_features: int, dtype: torch.dtype, capability: int, *, is_int8: bool = False
 ) -> LinearConfig:
-    """The launch for `x` `[num_rows, in_features]`. Bits depend on all arguments but `num_rows`."""
+    """The launch for `x` `[num_rows, in_features]` of `dtype`. Bits depend on all arguments but `num_rows`."""
     few = tiles_for(dtype, capability, one_segment=False)[0]
     num_segments, segment_steps = segments_of(in_features, out_features, few)
+    if is_int8:  # half the bytes a step: as many bytes on their way need more steps
+        few = replace(few, num_stages=few.num_stages + 2)
     tile = few
     for wider in tiles_for(dtype, capability, one_segment=num_segments == 1)[1:]:
-        if num_rows > tile.block_rows and num_programs(wider, num_rows, out_features) >= WANTED_PROGRAMS:
+        if num_rows > tile.block_rows and num_programs(wider, num_rows, out_features) >= _WANTED_PROGRAMS:
             tile = wider
-    is_split = num_segments > 1 and num_programs(tile, num_rows, out_features) < WANTED_PROGRAMS
+    is_split = num_segments > 1 and num_programs(tile, num_rows, out_features) < _WANTED_PROGRAMS
     return LinearConfig(tile, num_segments, segment_steps, is_split)
 
 
@@ -90,25 +93,36 @@ def linear(
     dtype; `bias` `[M]` may have another. Sums are in fp32 and rounded once, to `out_dtype` (default: x's).
     `out` is `[N, M]` with any row stride. Raises ValueError for what does not fit.
     """
-    num_rows, in_features, out_features = check_linear(x, weight, bias)
     require(weight.dtype == x.dtype, f"weight is {weight.dtype}, x is {x.dtype}")
-    out = check_out(out, (num_rows, out_features), out_dtype or x.dtype, x.device, out_dtype is not None)
+    return launch_linear(x, weight, None, bias, prepare_linear(x, weight, bias, out_dtype, out))
+
+
+def prepare_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, out: Tensor | None
+) -> Tensor:
+    """The checked output of a product; raises ValueError for arguments that do not fit."""
+    num_rows, _, out_features = check_linear(x, weight, bias)
+    return check_out(out, (num_rows, out_features), out_dtype or x.dtype, x.device, out_dtype is not None)
+
+
+def launch_linear(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, out: Tensor) -> Tensor:
+    """`out = (x @ weight.T) * scale + bias` for checked arguments; `weight` is int8 where `scale` `[M]` is given."""
+    num_rows, in_features, out_features = *x.shape, weight.shape[0]
     if num_rows == 0:
         return out
-    config = linear_config(num_rows, in_features, out_features, x.dtype, capability_of(x.device))
-    tile = config.tile
+    is_int8 = scale is not None
+    config = linear_config(num_rows, in_features, out_features, x.dtype, capability_of(x.device), is_int8=is_int8)
+    tile, target = config.tile, out
     grid = (num_programs(tile, num_rows, out_features), config.num_segments if config.is_split else 1)
-    options = compile_options(tile.num_warps, tile.num_stages)
-    constants = linear_constants(config, in_features)
-    target = out
     if config.is_split:
         target = torch.empty((config.num_segments, num_rows, out_features), dtype=torch.float32, device=x.device)
-    sizes = (num_rows, in_features, out_features, x.stride(0), target.stride(-2))
+    ends = (None, None) if config.is_split else (scale, bias)
     _linear_kernel[grid](
-        x, weight, None if config.is_split else bias, target, *sizes, config.segment_steps, **constants, **options
-    )
+        x, weight, *ends, target, num_rows, in_features, out_features, x.stride(0), target.stride(-2),
+        config.segment_steps, **_constants(config, in_features), **compile_options(tile.num_warps, tile.num_stages),
+    )  # fmt: skip
     if config.is_split:
-        sum_segments(target, None, bias, out)
+        sum_segments(target, scale, bias, out)
     return out
 
 
@@ -124,7 +138,7 @@ def sum_segments(partials: Tensor, scale: Tensor | None, bias: Tensor | None, ou
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(  # type: ignore[no-untyped-def]
-    x, weight, bias, out, num_rows, K, M, x_stride, out_stride, segment_steps,
+    x, weight, scale, bias, out, num_rows, K, M, x_stride, out_stride, segment_steps,
     NUM_SEGMENTS: tl.constexpr, IS_SPLIT: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -154,8 +168,9 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
                 x_tile, weight_tile, row_mask, ks, first, last, K, BLOCK_ROWS, BLOCK_COLS, BLOCK_K, EVEN_K
             )
     col_mask = cols < M
-    if bias is not None:
-        total = finish(total, None, tl.load(bias + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :])
+    factor = None if scale is None else tl.load(scale + cols, mask=col_mask, other=0.0)[None, :]
+    addend = None if bias is None else tl.load(bias + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
+    total = finish(total, factor, addend)
     out_tile = out + rows.to(tl.int64)[:, None] * out_stride + cols[None, :]
     tl.store(out_tile, total.to(out.dtype.element_ty), mask=row_mask[:, None] & col_mask[None, :])
 
@@ -176,8 +191,7 @@ def _sum_segments_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + row * out_stride + cols, finish(total, factor, addend).to(out.dtype.element_ty), mask=mask)
 
 
-def linear_constants(config: LinearConfig, in_features: int) -> dict[str, Any]:
-    """The tl.constexpr arguments of a launch."""
+def _constants(config: LinearConfig, in_features: int) -> dict[str, Any]:
     return tile_constants(config.tile, in_features) | {
         "NUM_SEGMENTS": config.num_segments,
         "IS_SPLIT": config.is_split,
@@ -185,25 +199,34 @@ def linear_constants(config: LinearConfig, in_features: int) -> dict[str, Any]:
 
 
 def linear_spec(
-    num_rows: int, in_features: int, out_features: int, dtype: torch.dtype, capability: int, out_dtype: str = ""
+    num_rows: int,
+    sizes: tuple[int, int],
+    dtype: torch.dtype,
+    capability: int,
+    *,
+    is_int8: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> KernelSpec:
-    """The launch of `linear` for `x` `[num_rows, in_features]`, without bias."""
-    config = linear_config(num_rows, in_features, out_features, dtype, capability)
+    """The launch of `linear` or `int8_linear`, without bias, for `x` `[num_rows, K]`; `sizes` is (K, M)."""
+    in_features, out_features = sizes
+    config = linear_config(num_rows, in_features, out_features, dtype, capability, is_int8=is_int8)
     element = TYPE_NAMES[dtype]
-    sizes = {"K": in_features, "M": out_features, "x_stride": in_features, "out_stride": out_features}
-    pointers = {
-        "x": f"*{element}",
-        "weight": f"*{element}",
-        "out": "*fp32" if config.is_split else f"*{out_dtype or element}",
-    }
+    arguments = {"x": f"*{element}", "weight": "*i8" if is_int8 else f"*{element}"}
+    constants: dict[str, Any] = {"bias": None}
+    if is_int8 and not config.is_split:
+        arguments["scale"] = "*fp32"
+    else:
+        constants["scale"] = None
+    arguments["out"] = "*fp32" if config.is_split else f"*{TYPE_NAMES[out_dtype or dtype]}"
+    integers = {"K": in_features, "M": out_features, "x_stride": in_features, "out_stride": out_features}
     return KernelSpec(
-        name=f"linear {in_features} to {out_features}, {num_rows} rows",
+        name=f"{'int8 ' if is_int8 else ''}linear {in_features} to {out_features}, {num_rows} rows",
         function=_linear_kernel,
-        arguments=pointers | dict.fromkeys(("num_rows", *sizes, "segment_steps"), "i32"),
-        constants=linear_constants(config, in_features) | {"bias": None},
+        arguments=arguments | dict.fromkeys(("num_rows", *integers, "segment_steps"), "i32"),
+        constants=constants | _constants(config, in_features),
         num_warps=config.tile.num_warps,
         num_stages=config.tile.num_stages,
-        aligned=tuple(name for name, size in sizes.items() if size % 16 == 0),
+        aligned=tuple(name for name, value in integers.items() if value % 16 == 0),
         uses_tensor_cores=dtype != torch.float32,
         is_memory_bound=num_rows <= 64,
     )
@@ -211,12 +234,11 @@ def linear_spec(
 
 def kernel_specs(shape: ModelShape, capability: int = 90, dtype: torch.dtype = torch.bfloat16) -> list[KernelSpec]:
     """Every launch of a model's dense products: one row, a middling batch, a long prompt. lm_head returns fp32."""
-    specs = []
-    for name, (in_features, out_features) in linear_shapes(shape).items():
-        out_dtype = "fp32" if name == "lm_head" else ""
-        for num_rows in (1, 256, 8192):
-            specs.append(linear_spec(num_rows, in_features, out_features, dtype, capability, out_dtype))
-    return specs
+    return [
+        linear_spec(num_rows, sizes, dtype, capability, out_dtype=torch.float32 if name == "lm_head" else None)
+        for name, sizes in linear_shapes(shape).items()
+        for num_rows in SPEC_ROWS
+    ]
 
 
 def linear_cost(num_rows: int, in_features: int, out_features: int, item_size: int = 2) -> OpCost:

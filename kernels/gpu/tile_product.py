@@ -1,10 +1,10 @@
 """What the matrix products share: their tiles, the loop over K inside a tile, and the checks of their arguments.
 
-Dense products and those of experts multiply rows of x by a weight tile with `dot_range`. An element of the result is
-the sum over K in steps of `block_k`, each step in the order of the tensor core's instruction, whatever the tile's
-number of rows: rows are the instruction's first operand, so on sm_90 every tile is made of `wgmma.m64n128k16`, on
-sm_80 of `mma.m16n8k16`, and on sm_100 all tiles have 128 rows and one shape of tcgen05.
-`tests/kernels/test_compiled_gemm.py` reads that from the PTX.
+Dense products, of float and of int8 weights, and those of experts multiply rows of x by a weight tile with
+`dot_range`. An element of the result is the sum over K in steps of `block_k`, each step in the order of the tensor
+core's instruction, whatever the tile's number of rows: rows are the instruction's first operand, so on sm_90 every
+tile is made of `wgmma.m64n128k16`, on sm_80 of `mma.m16n8k16`, and on sm_100 all tiles have 128 rows and one shape of
+tcgen05. `tests/kernels/test_compiled_gemm.py` reads that from the PTX.
 """
 
 from dataclasses import dataclass
@@ -93,7 +93,7 @@ def dot_range(  # type: ignore[no-untyped-def]
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Sum of the products of steps first_step to last_step. The tiles are pointers at K = 0: `[rows, BLOCK_K]` and
-    `[BLOCK_K, cols]`."""
+    `[BLOCK_K, cols]`. int8 weights are turned into x's dtype, in which they are exact, between their load and use."""
     x_tile += first_step * BLOCK_K
     weight_tile += first_step * BLOCK_K
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
@@ -105,7 +105,7 @@ def dot_range(  # type: ignore[no-untyped-def]
             inside = ks < K - step * BLOCK_K
             x = tl.load(x_tile, mask=row_mask[:, None] & inside[None, :], other=0.0)
             weight = tl.load(weight_tile, mask=inside[:, None], other=0.0)
-        total = tl.dot(x, weight, total, input_precision="ieee")
+        total = tl.dot(x, weight.to(x.dtype), total, input_precision="ieee")
         x_tile += BLOCK_K
         weight_tile += BLOCK_K
     return total

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from baton.kernels import reference
-from baton.kernels.gpu import int8_gemm
+from baton.kernels.gpu import gemm, int8_gemm
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -57,8 +57,11 @@ def test_every_int8_value_is_multiplied_exactly() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Split launches for few rows and whole ones for many, with a scale and a bias at the end of either."""
-    monkeypatch.setattr(int8_gemm, "WANTED_PROGRAMS", 3)
-    assert [int8_gemm.int8_config(rows, 800, 40, dtype).is_split for rows in (1, 130)] == [True, False]
+    segments_of = gemm.segments_of(800, 40, gemm.tiles_for(dtype, 90, one_segment=False)[0])
+    monkeypatch.setattr(gemm, "segments_of", lambda *_: segments_of)
+    monkeypatch.setattr(gemm, "_WANTED_PROGRAMS", 3)
+    configs = [gemm.linear_config(rows, 800, 40, dtype, 90, is_int8=True) for rows in (1, 130)]
+    assert [(config.is_split, config.num_segments) for config in configs] == [(True, 4), (False, 4)]
     x, bias = random(130, 800, dtype=dtype), random(40)
     values, scale = int8_gemm.quantize_int8(random(40, 800))
     whole = int8_gemm.int8_linear(x, values, scale, bias)
