@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.errors import ConfigurationError, LocalProtocolError
 from ..core.layout import BlockLayout
+from ..kernels import reference
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # A shared mapping, the default on Unix, would count as shared memory, which containers limit.
@@ -83,8 +84,8 @@ class KVCachePool:
             block[:, span].copy_(source[:, part])
 
     def checksum(self, piece: Tensor) -> int:
-        """Of bytes on a device (uint8, contiguous), computed there: equal for equal bytes on any two workers."""
-        raise LocalProtocolError("a pool in the host's memory has no pieces on a device")
+        """Of the bytes of a tensor (uint8, contiguous), computed where they are: equal for equal bytes anywhere."""
+        return int(reference.checksum(piece))
 
     def piece_bytes(self, num_tokens: int, num_layers: int | None = None) -> int:
         """Bytes of a piece of `num_layers` layers (None: all)."""

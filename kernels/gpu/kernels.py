@@ -11,6 +11,7 @@ from ..kernel_set import Linear, QKNorm, Rope, RopeAngles, rope_angles
 from .activation import silu_and_mul
 from .decode_attention import DecodeWorkspace, decode_attention
 from .gemm import linear
+from .int8_gemm import int8_linear, quantize_int8
 from .norm import add_rms_norm, rms_norm
 from .prefill_attention import prefill_attention
 from .rope_store import norm_rope_store
@@ -57,8 +58,6 @@ class TritonKernels:
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, dtype: str) -> Linear:
         if dtype == "int8":
-            from .int8_gemm import int8_linear, quantize_int8
-
             values, scale = quantize_int8(weight)
             return partial(int8_linear, weight_int8=values, scale=scale, bias=bias)
         weight = weight.to(self.activation_dtype).contiguous()

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from baton.core.config import EngineConfig
 from baton.core.errors import ConfigurationError
+from baton.core.request import SamplingParams
 from baton.engine.engine import Engine, load_engine
 from baton.engine.forward_batch import Chunk, build_forward_batch
+from baton.engine.sampler import SamplingRow
 
 NUM_TOKENS = 2048  # of the pool, whatever its block size
 TOKEN_IDS = torch.randint(0, 320, (90,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -146,6 +148,34 @@ def test_shared_blocks_serve_several_sequences_at_once(engine: Engine) -> None:
     torch.testing.assert_close(hidden_of(engine, second.token_ids), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_tokens_that_only_the_device_knows_are_read_from_their_slots(engine: Engine) -> None:
+    """Two steps are launched before the host looks at a token; another sequence brings its own."""
+    free = scattered(engine, 6)
+    prompts = [TOKEN_IDS[:20], TOKEN_IDS[20:33]]
+    rows = [[SamplingRow(SamplingParams(temperature=0.0), 0, 0, feedback_slot=slot)] for slot in (7, -1)]
+
+    first = Sequence(engine, prompts[0] + [0] * 2, free)
+    token = engine.sampler.launch(engine.runner.logits(run(engine, first.chunk(20))), rows[0])
+    other = Sequence(engine, prompts[1] + [5], free)
+    run(engine, other.chunk(13))
+    chunks = [
+        Chunk([0], 20, first.table, True, is_decode=True, feedback_slot=7),
+        Chunk([5], 13, other.table, True, is_decode=True),
+    ]
+    hidden = run(engine, *chunks)
+    known = prompts[0] + token.token_ids()
+    torch.testing.assert_close(hidden, torch.cat([hidden_of(engine, ids) for ids in (known, other.token_ids)]))
+    assert chunks[0].token_ids == [0]
+
+
+def test_a_step_is_over_when_it_is_launched(engine: Engine) -> None:
+    hidden = hidden_of(engine, TOKEN_IDS)
+    assert not engine.overlaps
+    assert engine.runner.progress.is_done()
+    assert engine.runner.progress.layers_done() == 2
+    assert engine.runner.to_host(hidden).tolist() == hidden.tolist()
+
+
 def test_tokens_computed_are_counted(tiny_model: Path) -> None:
     engine = load_engine(config(tiny_model))
     assert engine.runner.num_tokens_computed == 0
@@ -165,6 +195,8 @@ def test_fp16_engine_is_close(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"deterministic": True}, "deterministic=True needs kernels 'triton'"),
+        ({"kernels": "triton"}, "only under Triton's interpreter"),
         ({"device": "cuda"}, "kernels 'torch' do not run on device 'cuda'"),
         ({"dtype": "int8"}, "dtype 'int8' is not supported"),
     ],
@@ -172,6 +204,12 @@ def test_fp16_engine_is_close(tiny_model: Path) -> None:
 def test_settings_that_cannot_run_are_refused(tiny_model: Path, change: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load_engine(config(tiny_model, **change))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(tiny_model: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"device 'cuda': torch .* sees no GPU\. Check nvidia-smi"):
+        load_engine(config(tiny_model, device="cuda", kernels="triton"))
 
 
 def test_layout_follows_the_model(tiny_model: Path) -> None:

@@ -119,6 +119,35 @@ def test_scatter_into_other_block_sizes(drawn: tuple[int, int, int, int], other_
     torch.testing.assert_close(whole(receiver), expected, rtol=0, atol=0, equal_nan=True)
 
 
+@settings(deadline=None)
+@given(ranges(), st.integers(0, 3), st.integers(1, 4))
+def test_some_layers_alone(drawn: tuple[int, int, int, int], first: int, count: int) -> None:
+    """A piece of layers is that part of the whole piece, and goes to these layers only."""
+    block_size, num_blocks, start, stop = drawn
+    layout = BlockLayout(4, HEADS, HEAD_DIM, block_size, "float32")
+    last = min(first + count, 4)
+    sender, receiver = KVCachePool(layout, num_blocks), KVCachePool(layout, num_blocks)
+    fill(sender)
+    table = list(range(num_blocks))[::-1]
+    piece = expected_piece(sender, table, start, stop)[first:last].flatten()
+    buffer = bytearray(sender.piece_bytes(stop - start, last - first))
+    size = sender.gather(table, start, stop, memoryview(buffer), first_layer=first, last_layer=last)
+    assert size == len(buffer) == piece.nbytes
+    assert torch.equal(torch.frombuffer(buffer, dtype=torch.float32), piece)
+    receiver.scatter(table, start, stop, memoryview(buffer), first_layer=first, last_layer=last)
+    expected = whole(receiver)
+    assert not expected[:first].any()
+    assert not expected[last:].any()
+    assert torch.equal(expected_piece(receiver, table, start, stop)[first:last].flatten(), piece)
+
+
+@pytest.mark.parametrize("layers", [(2, 2), (-1, 1), (0, 3), (2, None)])
+def test_layers_that_are_not_there_are_refused(layers: tuple[int, int | None]) -> None:
+    pool = make_pool(4, 2)
+    with pytest.raises(LocalProtocolError, match="are not in 2 layers"):
+        pool.gather([0], 0, 2, memoryview(bytearray(10**4)), *layers)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_dtype_and_uint8_tensors(dtype: str) -> None:
     pool, other = make_pool(4, 3, dtype), make_pool(2, 6, dtype)

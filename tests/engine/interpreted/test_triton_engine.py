@@ -125,7 +125,5 @@ def test_int8_weights_stay_close(tiny_model: Path, load, requests, run) -> None:
 def test_settings_that_cannot_run_are_refused(tiny_model: Path, load) -> None:
     with pytest.raises(ConfigurationError, match="dtype 'bfloat16' is not supported on device 'cpu'"):
         load(tiny_model, dtype="bfloat16")
-    with pytest.raises(ConfigurationError, match=r"device 'cuda': torch .* sees no GPU\. Check nvidia-smi"):
-        load(tiny_model, device="cuda", num_blocks=0)
     with pytest.raises(ConfigurationError, match="5000 running sequences are over the limit of 4096"):
         load(tiny_model, max_batch=5000)
