@@ -34,8 +34,8 @@ def _count(  # type: ignore[no-untyped-def]
         valid = (token >= 0) & (token < vocab_size)
         is_output = index >= tl.load(num_prompt_tokens_ptr + row)
         slot = counts_ptr + row * vocab_size + token
-        tl.atomic_or(slot, 1, mask=valid & (is_output == 0))
-        tl.atomic_add(slot, 2, mask=valid & is_output)
+        tl.atomic_or(slot, 1, mask=valid & (is_output == 0), sem="relaxed")
+        tl.atomic_add(slot, 2, mask=valid & is_output, sem="relaxed")
 
 
 @triton.jit
@@ -63,7 +63,8 @@ def _penalise(  # type: ignore[no-untyped-def]
     if tl.program_id(0) * BLOCK < num_tokens:
         token = tl.load(token_ids_ptr + row * ids_stride + index, mask=index < num_tokens, other=-1).to(tl.int64)
         valid = (token >= 0) & (token < vocab_size)
-        taken = tl.atomic_xchg(counts_ptr + row * vocab_size + token, tl.zeros([BLOCK], tl.int32), mask=valid)
+        slot = counts_ptr + row * vocab_size + token
+        taken = tl.atomic_xchg(slot, tl.zeros([BLOCK], tl.int32), mask=valid, sem="relaxed")
         mine = valid & (taken != 0)
         repetition = tl.load(repetition_ptr + row).to(tl.float64)
         presence = tl.load(presence_ptr + row).to(tl.float64)
