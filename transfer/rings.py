@@ -26,7 +26,7 @@ MAX_RING_SLOTS = 1024
 MAX_SLOT_BYTES = MAX_FRAME_BYTES
 MAX_RING_BYTES = 1024 * 1024 * 1024
 ON_ONE_HOST = ("shared_memory", "cuda_ipc", "pinned_memory")
-JOIN_TIMEOUT_S = 5.0  # for threads of groups, at close
+JOIN_TIMEOUT_S = 8.0  # for threads of groups, at close; one that connects cannot be interrupted
 
 
 def transports_for(wanted: str, me: WorkerInfo, peer: WorkerInfo) -> tuple[str, ...]:

@@ -297,7 +297,7 @@ class Cluster:
         *,
         slots: int = 4,
         slot_tokens: int = 3,
-        lease_s: float = 30.0,
+        lease_s: float = 12.0,
         transport: str = "",
     ) -> Node:
         ref = NodeRef(name, secrets.randbits(62) + 1)

@@ -68,22 +68,20 @@ class GroupStore(torch.distributed.Store):  # type: ignore[name-defined,misc]  #
         self._wake()
 
     def get(self, key: str) -> bytes:
-        self._wait_for([key], self._timeout_s)
+        self.wait([key])
         with self._changed:
             return self._entries[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._wait_for(keys, self._timeout_s if timeout is None else timeout.total_seconds())
-
-    def check(self, keys: list[str]) -> bool:
-        with self._changed:
-            return all(key in self._entries for key in keys)
-
-    def _wait_for(self, keys: list[str], timeout_s: float) -> None:
-        deadline = time.monotonic() + min(timeout_s, self._timeout_s)
+        """For `timeout_s` of this store: what torch asks for is the deadline of other things too."""
+        deadline = time.monotonic() + self._timeout_s
         with self._changed:
             while not all(key in self._entries for key in keys):
                 if self._has_ended:
                     raise RuntimeError("the group is not needed any more")
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise RuntimeError(f"the other end did not answer within {self._timeout_s:g} s")
+
+    def check(self, keys: list[str]) -> bool:
+        with self._changed:
+            return all(key in self._entries for key in keys)

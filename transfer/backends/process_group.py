@@ -146,7 +146,11 @@ def _form(settings: GroupSettings, store: GroupStore, rank: int) -> Group:
 
 
 class GlooGroup:
-    """Blocks until the peer is there. Raises RuntimeError when it does not come."""
+    """Blocks until the peer is there. Raises RuntimeError when it does not come.
+
+    The wait for the peer's address can be ended from outside (GroupStore.end), that for its connection cannot: it takes
+    half of `deadline` when the peer vanishes between the two.
+    """
 
     num_bytes = 0  # gloo sends from and receives into the slots
 
@@ -154,7 +158,7 @@ class GlooGroup:
         gloo: Any = torch.distributed.ProcessGroupGloo  # torch's stubs lack half of it
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=listen_host)]
-        options._timeout = deadline
+        options._timeout = deadline / 10  # of one of its five tries to connect; the store and operations have others
         options._threads = 1
         self._peer = 1 - rank
         self._group = gloo(store, rank, 2, options)
