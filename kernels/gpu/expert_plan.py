@@ -15,7 +15,7 @@ from torch import Tensor
 from .compiling import KernelSpec
 from .launching import capability_of, compile_options, require, require_tensor
 from .model_shapes import ModelShape
-from .tile_product import FLOAT_DTYPES, TYPE_NAMES, TileConfig, cdiv, tiles_for
+from .tile_product import FLOAT_DTYPES, TileConfig, cdiv, tiles_for
 
 _CHUNK = 128  # pairs, and tiles, that one program of the plan places
 _HISTOGRAM = 1024  # pairs counted at once
@@ -162,37 +162,19 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     tl.store(tile_stops + tiles, tl.minimum(start + BLOCK_ROWS, tl.gather(ends, owner, 0)), mask=tiles < max_tiles)
 
 
-def plan_specs(shape: ModelShape, capability: int, dtype: torch.dtype) -> list[KernelSpec]:
-    """The launches of `route_experts` and `plan_experts` for one token and for a long prompt."""
+def plan_specs(shape: ModelShape, capability: int) -> list[KernelSpec]:
+    """The launches of `route_experts` (bfloat16 logits) and `plan_experts`, for one token and for a long prompt."""
     top_k, block = shape.experts_per_token, _expert_block(shape.num_experts)
-    element = TYPE_NAMES[dtype]
-    specs = [
-        KernelSpec(
-            name="route experts",
-            function=_route_kernel,
-            arguments={
-                "logits": f"*{element}",
-                "weights": "*fp32",
-                "ids": "*i32",
-                "logits_stride": "i32",
-                "num_experts": "i32",
-            },
-            constants={
-                "TOP_K": top_k,
-                "RENORMALIZE": True,
-                "BLOCK_K": triton.next_power_of_2(top_k),
-                "BLOCK": block,
-            },
-            num_warps=1,
-            num_stages=1,
-            aligned=("logits_stride", "num_experts") if shape.num_experts % 16 == 0 else (),
-        )
-    ]
+    logits = {"logits": "*bf16", "weights": "*fp32", "ids": "*i32", "logits_stride": "i32", "num_experts": "i32"}
+    constants = {"TOP_K": top_k, "RENORMALIZE": True, "BLOCK_K": triton.next_power_of_2(top_k), "BLOCK": block}
+    aligned = ("logits_stride", "num_experts") if shape.num_experts % 16 == 0 else ()
+    specs = [KernelSpec("route experts", _route_kernel, logits, constants, 1, 1, aligned)]
     pointers = ("expert_ids", "sorted_pairs", "positions", "tile_experts", "tile_starts", "tile_stops")
+    arguments = dict.fromkeys(pointers, "*i32") | dict.fromkeys(("num_pairs", "num_experts", "max_tiles"), "i32")
     for num_rows in (1, 8192):
-        tile = expert_tile(num_rows * top_k, shape.num_experts, dtype, capability)
-        sizes = dict.fromkeys(("num_pairs", "num_experts", "max_tiles"), "i32")
+        tile = expert_tile(num_rows * top_k, shape.num_experts, torch.bfloat16, capability)
         constants = {"BLOCK_ROWS": tile.block_rows, "BLOCK": block, "CHUNK": _CHUNK, "HISTOGRAM": _HISTOGRAM}
-        arguments = dict.fromkeys(pointers, "*i32") | sizes
-        specs.append(KernelSpec(f"plan experts, {num_rows} rows", _plan_kernel, arguments, constants, 4, 1))
+        specs.append(
+            KernelSpec(f"plan experts, {num_rows} rows", _plan_kernel, arguments, constants, 4, 1, aligned[1:])
+        )
     return specs

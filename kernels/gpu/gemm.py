@@ -10,6 +10,7 @@ How one output element is computed depends on K, M, the dtypes and the chip only
 - Tiles of any number of rows multiply with the same instruction (see tile_product.py).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,9 +37,8 @@ from .tile_product import (
 )
 
 _WANTED_PROGRAMS = 120  # about one for each of the 132 SMs of an H200 (108 of an A100)
-SPEC_ROWS = (1, 256, 8192)  # the numbers of rows that choose different launches for the models' shapes
 _MIN_SEGMENT = 256  # elements of K; a shorter segment costs more to add than it gains
-_SUM_BLOCK = 256
+_SUM_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +132,14 @@ def sum_segments(partials: Tensor, scale: Tensor | None, bias: Tensor | None, ou
     grid = (num_rows, cdiv(out_features, _SUM_BLOCK))
     _sum_segments_kernel[grid](
         partials, scale, bias, out, num_rows, out_features, out.stride(0),
-        NUM_SEGMENTS=num_segments, BLOCK=_SUM_BLOCK, **compile_options(2, 1),
+        NUM_SEGMENTS=num_segments, BLOCK=_SUM_BLOCK, **compile_options(1, 1),
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(  # type: ignore[no-untyped-def]
     x, weight, scale, bias, out, num_rows, K, M, x_stride, out_stride, segment_steps,
-    NUM_SEGMENTS: tl.constexpr, IS_SPLIT: tl.constexpr, EVEN_K: tl.constexpr,
+    ONE_SEGMENT: tl.constexpr, IS_SPLIT: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # grid: [row tiles * column tiles, segments if IS_SPLIT else 1]
@@ -158,7 +158,7 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
         first = segment * segment_steps
         last = tl.minimum(first + segment_steps, steps)
         total = dot_range(x_tile, weight_tile, row_mask, ks, first, last, K, BLOCK_ROWS, BLOCK_COLS, BLOCK_K, EVEN_K)
-    elif NUM_SEGMENTS == 1:
+    elif ONE_SEGMENT:
         total = dot_range(x_tile, weight_tile, row_mask, ks, 0, steps, K, BLOCK_ROWS, BLOCK_COLS, BLOCK_K, EVEN_K)
     else:
         total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
@@ -193,7 +193,7 @@ def _sum_segments_kernel(  # type: ignore[no-untyped-def]
 
 def _constants(config: LinearConfig, in_features: int) -> dict[str, Any]:
     return tile_constants(config.tile, in_features) | {
-        "NUM_SEGMENTS": config.num_segments,
+        "ONE_SEGMENT": config.num_segments == 1,
         "IS_SPLIT": config.is_split,
     }
 
@@ -232,13 +232,41 @@ def linear_spec(
     )
 
 
-def kernel_specs(shape: ModelShape, capability: int = 90, dtype: torch.dtype = torch.bfloat16) -> list[KernelSpec]:
-    """Every launch of a model's dense products: one row, a middling batch, a long prompt. lm_head returns fp32."""
-    return [
-        linear_spec(num_rows, sizes, dtype, capability, out_dtype=torch.float32 if name == "lm_head" else None)
-        for name, sizes in linear_shapes(shape).items()
-        for num_rows in SPEC_ROWS
-    ]
+def sum_spec(num_segments: int, out_features: int, dtype: torch.dtype, *, is_int8: bool = False) -> KernelSpec:
+    """The launch that adds the segments of a split product."""
+    constants = {"NUM_SEGMENTS": num_segments, "BLOCK": _SUM_BLOCK, "bias": None} | ({} if is_int8 else {"scale": None})
+    return KernelSpec(
+        name=f"{'int8 ' if is_int8 else ''}sum of {num_segments} segments",
+        function=_sum_segments_kernel,
+        arguments={"partials": "*fp32", "out": f"*{TYPE_NAMES[dtype]}"}
+        | ({"scale": "*fp32"} if is_int8 else {})
+        | dict.fromkeys(("num_rows", "M", "out_stride"), "i32"),
+        constants=constants,
+        num_warps=1,
+        num_stages=1,
+        aligned=("M", "out_stride") if out_features % 16 == 0 else (),
+        is_memory_bound=True,
+    )
+
+
+def dense_specs(names: Iterable[str], shape: ModelShape, capability: int, *, is_int8: bool = False) -> list[KernelSpec]:
+    """Every launch of these bfloat16 products: one row, a middling batch, a long prompt; lm_head returns fp32."""
+    specs = []
+    dtype = torch.bfloat16
+    for name in names:
+        sizes = linear_shapes(shape)[name]
+        out_dtype = torch.float32 if name == "lm_head" else dtype
+        for num_rows in (1, 256, 8192):
+            config = linear_config(num_rows, *sizes, dtype, capability, is_int8=is_int8)
+            specs.append(linear_spec(num_rows, sizes, dtype, capability, is_int8=is_int8, out_dtype=out_dtype))
+            if config.is_split:
+                specs.append(sum_spec(config.num_segments, sizes[1], out_dtype, is_int8=is_int8))
+    return specs
+
+
+def kernel_specs(shape: ModelShape, capability: int = 90) -> list[KernelSpec]:
+    """Every launch of a model's dense products in bfloat16."""
+    return dense_specs(linear_shapes(shape), shape, capability)
 
 
 def linear_cost(num_rows: int, in_features: int, out_features: int, item_size: int = 2) -> OpCost:

@@ -16,7 +16,7 @@ from .cost import OpCost
 from .expert_plan import ExpertPlan, expert_tile, plan_experts, plan_specs, route_experts
 from .launching import compile_options, require, require_tensor
 from .model_shapes import ModelShape
-from .tile_product import FLOAT_DTYPES, TYPE_NAMES, cdiv, check_out, dot_range, tile_constants, tile_of
+from .tile_product import FLOAT_DTYPES, cdiv, check_out, dot_range, tile_constants, tile_of
 
 _COMBINE_BLOCK = 512
 
@@ -146,47 +146,44 @@ def moe_cost(num_rows: int, shape: ModelShape, item_size: int = 2) -> OpCost:
     return OpCost(items * item_size, 2 * rows * expert_items)
 
 
-def kernel_specs(shape: ModelShape, capability: int = 90, dtype: torch.dtype = torch.bfloat16) -> list[KernelSpec]:
-    """Every launch of a mixture of experts: for one token, and for a long prompt. A dense model has none."""
+def kernel_specs(shape: ModelShape, capability: int = 90) -> list[KernelSpec]:
+    """Every launch of a mixture of experts in bfloat16: one token, and a long prompt. A dense model has none."""
     if not shape.num_experts:
         return []
-    element = TYPE_NAMES[dtype]
     size, hidden = shape.expert_intermediate_size, shape.hidden_size
-    specs = plan_specs(shape, capability, dtype)
+    specs = plan_specs(shape, capability)
     for name, in_features, out_features in (("gate_up", hidden, 2 * size), ("down", size, hidden)):
         for num_rows in (1, 8192):
-            tile = expert_tile(num_rows * shape.experts_per_token, shape.num_experts, dtype, capability)
+            tile = expert_tile(num_rows * shape.experts_per_token, shape.num_experts, torch.bfloat16, capability)
             sizes = {"K": in_features, "M": out_features, "x_stride": in_features, "out_stride": out_features}
             pointers = dict.fromkeys(("sorted_pairs", "tile_experts", "tile_starts", "tile_stops"), "*i32")
+            arguments = dict.fromkeys(("x", "weights", "out"), "*bf16") | pointers
+            top_k = shape.experts_per_token if name == "gate_up" else 0
             specs.append(
                 KernelSpec(
                     name=f"experts' {name}, {num_rows} rows",
                     function=_grouped_kernel,
-                    arguments=dict.fromkeys(("x", "weights", "out"), f"*{element}")
-                    | pointers
-                    | dict.fromkeys(("num_tiles", *sizes), "i32"),
-                    constants=tile_constants(tile, in_features)
-                    | {"TOP_K": shape.experts_per_token if name == "gate_up" else 0},
+                    arguments=arguments | dict.fromkeys(("num_tiles", *sizes), "i32"),
+                    constants=tile_constants(tile, in_features) | {"TOP_K": top_k},
                     num_warps=tile.num_warps,
                     num_stages=tile.num_stages,
                     aligned=tuple(name for name, value in sizes.items() if value % 16 == 0),
-                    uses_tensor_cores=dtype != torch.float32,
+                    uses_tensor_cores=True,
                     is_memory_bound=num_rows == 1,
                 )
             )
-    specs.append(
-        KernelSpec(
-            name="combine experts",
-            function=_combine_kernel,
-            arguments={
-                "expert_out": f"*{element}", "expert_weights": "*fp32", "positions": "*i32", "out": f"*{element}",
-                "M": "i32", "out_stride": "i32",
-            },
-            constants={"TOP_K": shape.experts_per_token, "BLOCK": _COMBINE_BLOCK},
-            num_warps=2,
-            num_stages=1,
-            aligned=("M", "out_stride"),
-            is_memory_bound=True,
-        )
-    )  # fmt: skip
-    return specs
+    return [*specs, _combine_spec(shape)]
+
+
+def _combine_spec(shape: ModelShape) -> KernelSpec:
+    pointers = {"expert_out": "*bf16", "expert_weights": "*fp32", "positions": "*i32", "out": "*bf16"}
+    return KernelSpec(
+        name="combine experts",
+        function=_combine_kernel,
+        arguments=pointers | {"M": "i32", "out_stride": "i32"},
+        constants={"TOP_K": shape.experts_per_token, "BLOCK": _COMBINE_BLOCK},
+        num_warps=2,
+        num_stages=1,
+        aligned=("M", "out_stride"),
+        is_memory_bound=True,
+    )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .compiling import KernelSpec
 from .cost import OpCost
-from .gemm import SPEC_ROWS, launch_linear, linear_shapes, linear_spec, prepare_linear
+from .gemm import dense_specs, launch_linear, linear_shapes, prepare_linear
 from .launching import require, require_tensor
 from .model_shapes import ModelShape
 
@@ -48,11 +48,7 @@ def int8_linear_cost(num_rows: int, in_features: int, out_features: int, item_si
     return OpCost(num_bytes, 2 * num_rows * in_features * out_features)
 
 
-def kernel_specs(shape: ModelShape, capability: int = 90, dtype: torch.dtype = torch.bfloat16) -> list[KernelSpec]:
-    """Every launch of a model's dense products but lm_head, which stays in `dtype`: one row, a middling batch, many."""
-    return [
-        linear_spec(num_rows, sizes, dtype, capability, is_int8=True)
-        for name, sizes in linear_shapes(shape).items()
-        if name != "lm_head"
-        for num_rows in SPEC_ROWS
-    ]
+def kernel_specs(shape: ModelShape, capability: int = 90) -> list[KernelSpec]:
+    """Every launch of a model's dense products with bfloat16 activations, but lm_head's, which is not quantised."""
+    names = [name for name in linear_shapes(shape) if name != "lm_head"]
+    return dense_specs(names, shape, capability, is_int8=True)
