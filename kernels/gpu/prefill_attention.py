@@ -192,7 +192,7 @@ def prefill_config(
     elif capability < 90:
         row_tile, key_tile, num_stages = (128, 32, 3) if dim_tile <= 128 else (64, 32, 2)
     else:
-        row_tile, key_tile, num_stages = (128, 64, 3) if dim_tile <= 128 else (64, 64, 2)
+        row_tile, key_tile, num_stages = (128, 64, 3) if dim_tile <= 128 else (64, 32, 3)
     constants = {
         "HAS_WINDOW": window > 0,
         "HAS_SOFT_CAP": soft_cap > 0,
