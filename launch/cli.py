@@ -172,7 +172,7 @@ def doctor() -> int:
     return write_report(examine(), sys.stdout)
 
 
-app.command("baton.bench.command:bench_command", name="bench", help="Load any OpenAI-compatible server and measure it.")
+app.command("baton.launch.bench_app:app", name="bench", help="Load any OpenAI-compatible server and measure it.")
 
 
 def _join(role: Role, model: str | None, join: str, key_file: Path, engine: EngineFlags, common: CommonFlags) -> int:

@@ -38,3 +38,6 @@ QWEN3_30B_A3B = ModelShape(
     expert_intermediate_size=768,
 )
 MODEL_SHAPES = (LLAMA_8B, QWEN3_06B, QWEN3_30B_A3B)
+
+# The default model, which runs on the CPU: measured there, not among the shapes that kernels are tuned for.
+SMOLLM2_135M = ModelShape("SmolLM2-135M", 576, 1536, 30, 9, 3, 64, 49152, qk_norm=False)

@@ -1,0 +1,1 @@
+"""How long each op takes on this device, beside what the device can do at best."""

@@ -1,0 +1,9 @@
+"""`baton bench` and what is below it: load on a server by default, `baton bench kernels` without one."""
+
+from cyclopts import App
+
+from ..bench.command import bench_command
+
+app = App(name="bench", help="Load any OpenAI-compatible server and measure it; `kernels`: what this device computes.")
+app.default(bench_command)
+app.command("baton.launch.bench_kernels:bench_kernels", name="kernels")

@@ -1,0 +1,81 @@
+"""What part of the card's measured limits each kernel reaches, in the three model shapes."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from baton.engine.measuring.case import Case, Run
+from baton.engine.measuring.gpu_cases import GpuSizes, gpu_cases
+from baton.engine.measuring.limits import DeviceLimits, measure_limits
+from baton.engine.measuring.measure import measure
+from baton.engine.measuring.timing import Timer, timer_for
+from baton.kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
+
+from .report import Report, Row
+
+SIZES = GpuSizes(rows=(1, 256, 8192), sampled_rows=(1, 256))
+TINY_SIZES = GpuSizes((2,), (2,), ((2, 20),), ((0, 9),), 6, 1001, 4)
+_BUDGET_S = 0.02
+_LEFT_FOR_OTHERS_S = 200.0
+
+
+class OnceTimer:
+    """For the dry run: everything runs once, and what time it took means nothing."""
+
+    cold_bytes = 0
+
+    def prepare(self, runs: Sequence[Run]) -> Callable[[], float]:
+        for run in runs:
+            run()
+        return lambda: 1e-3
+
+
+def _shapes(*, is_tiny: bool) -> Iterator[ModelShape]:
+    for shape in MODEL_SHAPES:
+        if not is_tiny:
+            yield shape
+        elif shape.num_experts:
+            yield ModelShape(shape.name, 32, 32, 2, 4, 2, 16, 101, True, 4, 2, 16)
+
+
+def _cases(device: torch.device, *, is_tiny: bool) -> Iterator[tuple[ModelShape, Case]]:
+    dtype, sizes = (torch.float32, TINY_SIZES) if is_tiny else (torch.bfloat16, SIZES)
+    for shape in _shapes(is_tiny=is_tiny):
+        for case in gpu_cases(shape, device, dtype, sizes):
+            yield shape, case
+
+
+@torch.inference_mode()
+def compile_kernels(device: torch.device, shard: int, num_shards: int, *, is_tiny: bool) -> None:
+    """Run every `num_shards`-th case once: Triton's cache on disk then has it for the process that measures."""
+    if is_tiny:
+        return
+    own = ((shape, case) for shape, case in _cases(device, is_tiny=is_tiny) if "torch" not in case.op)
+    for _, case in itertools.islice(own, shard, None, num_shards):
+        case.make()()
+        torch.cuda.empty_cache()
+
+
+def limits_of(device: torch.device, *, is_tiny: bool) -> DeviceLimits:
+    if is_tiny:
+        return DeviceLimits(1e9, {"float32": 1e9, "bfloat16": 1e9})
+    return measure_limits(timer_for(device), device, ("bfloat16", "float32"))
+
+
+def measure_kernels(report: Report, device: torch.device, limits: DeviceLimits, *, is_tiny: bool) -> None:
+    """A row for each case, while there is time."""
+    timer: Timer = OnceTimer() if is_tiny else timer_for(device)
+    for name, group in itertools.groupby(_cases(device, is_tiny=is_tiny), key=lambda pair: pair[0].name):
+        for result in measure((case for _, case in group), timer, limits, _BUDGET_S):
+            label = f"{name}: {result.case.op}, {result.case.size}"
+            data = {"model": name, **result.as_json()}
+            if result.timing is None or result.fraction is None:
+                report.add(Row("fraction", label, "failed", result.problem, False, data))
+                continue
+            ok = result.fraction >= result.goal if result.goal and not is_tiny else None
+            goal = f", goal {result.goal:.0%}" if result.goal else ""
+            value = f"{result.fraction:6.1%} of {result.bound}"
+            report.add(Row("fraction", label, value, f"{result.timing.median * 1e6:,.1f} us{goal}", ok, data))
+            if report.seconds_left < _LEFT_FOR_OTHERS_S and not is_tiny:
+                raise TimeoutError("the time that later stages need has begun; the rest was not measured")

@@ -1,0 +1,199 @@
+"""A whole model in one process: speed against the floors, graphs against none, a request alone against in a batch."""
+
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from baton.core.config import EngineConfig
+from baton.engine.engine import Engine, load_engine
+from baton.engine.measuring.limits import DeviceLimits
+
+from .decoding import Sequences, busy_part, device_intervals
+from .package import model_files
+from .report import Report, Row
+
+SMALL, LARGE = "Qwen3-0.6B", "Llama-3.1-8B"
+CONTEXT, BATCHES, PROMPTS, BUDGET = 1024, (1, 8, 64, 256), (1024, 8192), 8192
+TINY_CONTEXT, TINY_BATCHES, TINY_PROMPTS, TINY_BUDGET = 8, (2,), (5,), 64
+DECODE_GOALS = {(LARGE, 1): 0.70, (LARGE, 256): 0.60}
+LONGEST_PAUSE_US = 20.0
+
+
+class OneProcess:
+    """The models live in a temporary folder; engines are loaded one after the other."""
+
+    def __init__(self, report: Report, device: torch.device, limits: DeviceLimits, *, is_tiny: bool):
+        self._report = report
+        self.device = device
+        self._limits = limits
+        self._is_tiny = is_tiny
+        self._context = TINY_CONTEXT if is_tiny else CONTEXT
+        self._batches = TINY_BATCHES if is_tiny else BATCHES
+        self._prompts = TINY_PROMPTS if is_tiny else PROMPTS
+
+    def load(self, folder: Path, *, graphs: bool = True, deterministic: bool = False, tokens: int = 0) -> Engine:
+        """`tokens`: room in the pool."""
+        layers_bytes = 0 if self._is_tiny else tokens * _bytes_per_token(folder)
+        return load_engine(
+            EngineConfig(
+                model_folder=str(folder),
+                device=self.device.type,
+                kernels="triton",
+                dtype="float32" if self._is_tiny else "bfloat16",
+                block_size=16,
+                num_blocks=16 if self._is_tiny else 0,
+                threads=1,
+                deterministic=deterministic,
+                max_batch=self._batches[-1] if graphs else 0,
+                device_memory_share=0.9,
+                kv_bytes=layers_bytes,
+                token_budget=TINY_BUDGET if self._is_tiny else BUDGET,
+            )
+        )
+
+    # ---- speed -----------------------------------------------------------------------------------------------
+
+    def speed(self, name: str) -> None:
+        """Decode at 1k context and prefill, with graphs; the cache holds random numbers, since speed asks no more."""
+        with tempfile.TemporaryDirectory() as base:
+            folder = model_files(Path(base) / "model", name, is_tiny=self._is_tiny)
+            started = time.perf_counter()
+            engine = self.load(folder, tokens=(self._context + 64) * self._batches[-1])
+            self._add(name, "load, measure, capture", f"{time.perf_counter() - started:.1f} s", engine.memory_note)
+            for layer in engine.pool.layers:
+                layer.normal_()
+            for batch in self._batches:
+                self._decode_speed(name, engine, batch)
+            for num_tokens in self._prompts:
+                self._prefill_speed(name, engine, num_tokens)
+        del engine
+        self._free()
+
+    def _decode_speed(self, name: str, engine: Engine, batch: int) -> None:
+        sequences = Sequences(engine, [self._context + 40] * batch)
+        sequences.computed = [self._context - 1] * batch
+        sequences.decode(1 if self._is_tiny else 4)
+        _, times = sequences.decode(2 if self._is_tiny else 24)
+        step = statistics.median(times.wall)
+        kv_bytes = batch * self._context * engine.layout.bytes_per_token
+        floor = (_weight_bytes(engine) + kv_bytes) / self._limits.bytes_per_second
+        goal = DECODE_GOALS.get((name, batch), 0.0)
+        fraction = floor / step
+        data = {"model": name, "batch": batch, "step_s": step, "floor_s": floor, "fraction": fraction, "goal": goal}
+        data["host_s"] = statistics.median(times.host)
+        beside = f"{step * 1e3:.3f} ms, {batch / step:,.0f} tok/s" + (f", goal {goal:.0%}" if goal else "")
+        ok = fraction >= goal if goal and not self._is_tiny else None
+        self._row(name, f"decode {batch} x {self._context}", f"{fraction:.1%} of bandwidth", beside, ok, data)
+        if self.device.type == "cuda":
+            self._gaps(name, sequences, batch, data["host_s"])
+
+    def _gaps(self, name: str, sequences: Sequences, batch: int, host_s: float) -> None:
+        """Whether the device waits for the host between decode steps."""
+        intervals = device_intervals(lambda: sequences.decode(8))
+        if not intervals:
+            self._row(name, f"decode {batch}: device between steps", "no profile", "", None, {})
+            return
+        busy, longest = busy_part(intervals)
+        beside = f"longest pause {longest:.1f} us, host {host_s * 1e3:.2f} ms"
+        data = {"busy": busy, "longest_pause_us": longest}
+        ok = longest <= LONGEST_PAUSE_US
+        self._row(name, f"decode {batch}: device between steps", f"{busy:.1%} busy", beside, ok, data)
+
+    def _prefill_speed(self, name: str, engine: Engine, num_tokens: int) -> None:
+        sequences, generator = Sequences(engine, [num_tokens]), random.Random(1)
+        seconds = []
+        for _ in range(1 if self._is_tiny else 5):
+            prompt = [generator.randrange(engine.model_config.vocab_size) for _ in range(num_tokens)]
+            start = time.perf_counter()
+            sequences.prefill([prompt], BUDGET)
+            seconds.append(time.perf_counter() - start)
+        best = min(seconds)
+        config = engine.model_config
+        heads = config.num_layers * config.num_heads * config.head_dim
+        flops = 2 * num_tokens * _layer_weights(engine) + 2 * heads * num_tokens * (num_tokens + 1)
+        rate = flops / best
+        fraction = rate / self._limits.flops_per_second["float32" if self._is_tiny else "bfloat16"]
+        data = {"model": name, "tokens": num_tokens, "seconds": seconds, "flops": flops, "fraction": fraction}
+        beside = f"{best * 1e3:.2f} ms, {rate / 1e12:.0f} TFLOP/s"
+        self._row(name, f"prefill {num_tokens:,} to first token", f"{fraction:.1%} of matrix rate", beside, None, data)
+
+    # ---- sameness --------------------------------------------------------------------------------------------
+
+    def sameness(self, name: str) -> None:
+        """Greedy tokens with and without graphs; with --deterministic also alone and in a batch, bit for bit."""
+        generator = random.Random(2)
+        lengths = (3, 4, 6) if self._is_tiny else (5, 123, 700, 64, 257)
+        vocab_size = 101 if self._is_tiny else 100_000
+        prompts = [[generator.randrange(vocab_size) for _ in range(n)] for n in lengths]
+        with tempfile.TemporaryDirectory() as base:
+            folder = model_files(Path(base) / "model", name, is_tiny=self._is_tiny)
+            for deterministic in (False, True):
+                kind = "deterministic" if deterministic else "cuBLAS"
+                with_graphs = self.load(folder, deterministic=deterministic, tokens=16384)
+                tokens = self._generate(with_graphs, prompts)
+                if deterministic:
+                    self._alone(name, with_graphs, prompts, tokens)
+                del with_graphs
+                self._free()
+                without = self.load(folder, deterministic=deterministic, graphs=False, tokens=16384)
+                other = self._generate(without, prompts)
+                del without
+                self._free()
+                equal = sum(a == b for a, b in zip(tokens, other, strict=True))
+                # Padding to a bucket changes the number of rows that cuBLAS sees, and so its sums.
+                ok = equal == len(prompts) if deterministic else None
+                self._row(name, f"graphs against none, {kind}", f"{equal} of {len(prompts)} equal", "", ok, {})
+
+    def _generate(self, engine: Engine, prompts: list[list[int]]) -> list[list[int | None]]:
+        num_steps = 1 if self._is_tiny else 32
+        sequences = Sequences(engine, [len(p) + num_steps + 1 for p in prompts])
+        first = sequences.prefill(prompts, 64)
+        return [[one, *more] for one, more in zip(first, sequences.decode(num_steps)[0], strict=True)]
+
+    def _alone(self, name: str, engine: Engine, prompts: list[list[int]], want: list[list[int | None]]) -> None:
+        count = 1 if self._is_tiny else 2
+        alone = [self._generate(engine, [prompt])[0] for prompt in prompts[:count]]
+        same = alone == want[:count]
+        self._row(name, "tokens alone against in a batch", "equal" if same else "differ", "", same, {})
+        by_itself = Sequences(engine, [len(prompts[1])], seed=1).hidden_of(prompts[1])
+        others = [prompts[0], prompts[2]]
+        beside = Sequences(engine, [len(p) for p in (prompts[1], *others)], seed=2).hidden_of(prompts[1], others)
+        equal = torch.equal(by_itself, beside)
+        self._row(name, "hidden state alone against in a batch", "same bits" if equal else "differs", "", equal, {})
+
+    # ---- helpers ---------------------------------------------------------------------------------------------
+
+    def _add(self, model: str, name: str, value: str, note: str) -> None:
+        self._row(model, name, value, note.replace("\n", "; ").removeprefix("memory: "), None, {"note": note})
+
+    def _row(self, model: str, name: str, value: str, beside: str, ok: bool | None, data: dict[str, object]) -> None:
+        self._report.add(Row("one process", f"{model}: {name}", value, beside, ok, data))
+
+    def _free(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+
+def _layer_weights(engine: Engine) -> int:
+    config = engine.model_config
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    attention = (qkv + config.num_heads * config.head_dim) * config.hidden_size
+    return config.num_layers * (attention + 3 * config.intermediate_size * config.hidden_size)
+
+
+def _weight_bytes(engine: Engine) -> int:
+    """Read by a decode step: all matrices and the head, not the embedding."""
+    config = engine.model_config
+    return (_layer_weights(engine) + config.vocab_size * config.hidden_size) * engine.layout.item_size
+
+
+def _bytes_per_token(folder: Path) -> int:
+    from baton.engine.dtypes import kv_layout
+    from baton.vocab.model_config import load_model_config
+
+    return kv_layout(load_model_config(folder), 16, "bfloat16").bytes_per_token

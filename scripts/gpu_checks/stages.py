@@ -1,0 +1,68 @@
+"""The order of the stages, and how much time each must find left to start."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from .facts import add_limits, find_facts
+from .fractions import limits_of, measure_kernels
+from .one_process import LARGE, SMALL, OneProcess
+from .report import Report, Row
+from .rival import beside_transformers
+from .shards import run_shards
+from .two_processes import TwoProcesses
+
+SHARDS_TIMEOUT_S = 150.0
+
+
+def run_all(device_type: str, minutes: float, json: Path, *, is_tiny: bool) -> int:
+    """Everything; returns the exit status. What was found so far is in the file whatever happens."""
+    if device_type == "cuda" and not torch.cuda.is_available():
+        sys.exit(f"gpu_check: torch {torch.__version__} sees no GPU. Without one: scripts/gpu_check --dry-run")
+    report, device = Report(minutes), torch.device(device_type)
+    facts: dict[str, object] = {}
+    report.stage("facts", 0, lambda: facts.update(find_facts(report, device, is_tiny=is_tiny)))
+    try:
+        _run_stages(report, device, is_tiny=is_tiny)
+    finally:
+        report.add(Row("two procs", "NCCL", "unproven", "it refuses two ranks on one card"))
+        _summary(report)
+        report.write(json, facts)
+        print(f"all rows are in {json}")
+    return 1 if report.num_failed else 0
+
+
+def _run_stages(report: Report, device: torch.device, *, is_tiny: bool) -> None:
+    def stage(name: str, needs_s: float, work: object) -> None:
+        report.stage(name, 0 if is_tiny else needs_s, work)  # type: ignore[arg-type]
+
+    timeout_s = SHARDS_TIMEOUT_S
+    stage("correctness", 30, lambda: run_shards(report, device.type, is_tiny=is_tiny, timeout_s=timeout_s))
+    limits = limits_of(device, is_tiny=is_tiny)
+    add_limits(report, limits)
+    stage("fraction", 60, lambda: measure_kernels(report, device, limits, is_tiny=is_tiny))
+    one = OneProcess(report, device, limits, is_tiny=is_tiny)
+    two = TwoProcesses(report, device.type, is_tiny=is_tiny)
+    first, *others = two.transports
+    stage("speed", 40, lambda: one.speed(LARGE))
+    stage("two procs", 40, lambda: two.run(SMALL if is_tiny else LARGE, first, with_death=True))
+    stage("sameness", 30, lambda: one.sameness(SMALL))
+    for transport in others:
+        stage("two procs", 30, lambda transport=transport: two.run(SMALL, transport, with_death=False))
+    if not is_tiny:
+        stage("speed", 25, lambda: one.speed(SMALL))
+    stage("rival", 20, lambda: beside_transformers(report, one, SMALL, is_tiny=is_tiny))
+
+
+def _summary(report: Report) -> None:
+    """What has a verdict comes once more, at the end, where it is read."""
+    judged = [row for row in report.rows if row.ok is not None and row.stage != "correctness"]
+    failed = [row for row in report.rows if row.ok is False]
+    correct = [row for row in report.rows if row.stage == "correctness" and row.ok is not None]
+    print(f"\n{sum(row.ok is True for row in correct)} of {len(correct)} checks of kernels passed; goals:")
+    for row in judged:
+        print(row.line())
+    print(f"{len(failed)} rows failed or missed a goal" + (":" if failed else ""))
+    for row in failed:
+        print(row.line())
