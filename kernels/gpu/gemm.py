@@ -51,10 +51,10 @@ class LinearConfig:
     is_split: bool
 
 
-def segments_of(in_features: int, out_features: int, tile: TileConfig) -> tuple[int, int]:
+def segments_of(in_features: int, out_features: int, tile: TileConfig, num_programs: int) -> tuple[int, int]:
     """(number of segments, steps in each) for a weight `[out_features, in_features]`: enough programs for one row."""
     steps = cdiv(in_features, tile.block_k)
-    wanted = cdiv(_WANTED_PROGRAMS, cdiv(out_features, tile.block_cols))
+    wanted = cdiv(num_programs, cdiv(out_features, tile.block_cols))
     segment_steps = max(cdiv(steps, wanted), _MIN_SEGMENT // tile.block_k)
     return cdiv(steps, segment_steps), segment_steps
 
@@ -64,8 +64,11 @@ def linear_config(
 ) -> LinearConfig:
     """The launch for `x` `[num_rows, in_features]` of `dtype`. Bits depend on all arguments but `num_rows`."""
     few = tiles_for(dtype, capability, one_segment=False)[0]
-    num_segments, segment_steps = segments_of(in_features, out_features, few)
-    if is_int8:  # half the bytes a step: as many bytes on their way need more steps
+    # int8: half the bytes a step, so as many on their way need more steps; two programs an SM, so that one converts
+    # its weight while the other multiplies.
+    wanted = _WANTED_PROGRAMS * 2 if is_int8 else _WANTED_PROGRAMS
+    num_segments, segment_steps = segments_of(in_features, out_features, few, wanted)
+    if is_int8:
         few = replace(few, num_stages=few.num_stages + 2)
     tile = few
     for wider in tiles_for(dtype, capability, one_segment=num_segments == 1)[1:]:

@@ -43,7 +43,7 @@ def same_bits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
-    assert gemm.segments_of(800, 20, gemm.tiles_for(dtype, 90, one_segment=False)[0])[0] == 4
+    assert gemm.segments_of(800, 20, gemm.tiles_for(dtype, 90, one_segment=False)[0], 120)[0] == 4
     same_bits(random(67, 800, dtype=dtype), random(20, 800, dtype=dtype), random(20))
 
 

@@ -57,7 +57,7 @@ def test_every_int8_value_is_multiplied_exactly() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Split launches for few rows and whole ones for many, with a scale and a bias at the end of either."""
-    segments_of = gemm.segments_of(800, 40, gemm.tiles_for(dtype, 90, one_segment=False)[0])
+    segments_of = gemm.segments_of(800, 40, gemm.tiles_for(dtype, 90, one_segment=False)[0], 120)
     monkeypatch.setattr(gemm, "segments_of", lambda *_: segments_of)
     monkeypatch.setattr(gemm, "_WANTED_PROGRAMS", 3)
     configs = [gemm.linear_config(rows, 800, 40, dtype, 90, is_int8=True) for rows in (1, 130)]
