@@ -34,7 +34,11 @@ from .wire import Incoming, PeerUnreachable
 
 logger = logging.getLogger(__name__)
 
-BREAKS_FOR_GOOD = ("gloo", "nccl")  # a group that broke once is not formed again
+GROUPS = ("gloo", "nccl")  # bytes come in the order of their announcements; what broke once is not formed again
+
+
+class _WrongBytes(RemoteProtocolError):
+    """What arrived is not what was announced."""
 
 
 @dataclass
@@ -185,6 +189,8 @@ class Receiving:
                 except RemoteProtocolError as error:
                     logger.warning("a piece of %s from %s is wrong: %s", piece.request_id, sender.node_id, error)
                     self._fail(piece.request_id, str(error))
+                    if isinstance(error, _WrongBytes) and ring.backend.transport in GROUPS:
+                        raise RingBroken("the bytes are out of step with what was announced") from error
             self._around.tell(sender, KVCredit(ring.ring_id, piece.slot, ring.slots.release(piece.slot)))
 
     def _place(self, incoming: _Incoming, ring: _Ring, piece: KVPiece, payload: memoryview | None, now: float) -> None:
@@ -200,7 +206,7 @@ class Receiving:
         began = time.monotonic_ns()
         copy = ring.backend.read(piece.slot, expected, payload)
         if self._around.checksum(copy) != piece.checksum:
-            raise RemoteProtocolError(f"the checksum of the piece {tuple(part)} is wrong")
+            raise _WrongBytes(f"the checksum of the piece {tuple(part)} is wrong")
         layers = {"first_layer": part.first_layer, "last_layer": part.last_layer}
         self._around.store.scatter(incoming.block_table, part.start, part.stop, copy, **layers)
         incoming.copies.append((began, time.monotonic_ns()))
@@ -269,7 +275,7 @@ class Receiving:
     def _drop_ring(self, peer: NodeRef, ring: _Ring, reason: str) -> None:
         """What needs this ring ends, the next hand-over gets a new one; another kind, unless this one did work."""
         del self._rings[peer]
-        if ring.backend.transport in BREAKS_FOR_GOOD or not ring.slots.was_used:
+        if ring.backend.transport in GROUPS or not ring.slots.was_used:
             self._around.rings.failed(peer, ring.backend.transport, reason)
         self._around.rings.give_up(peer, ring.ring_id, ring.backend)
         for request_id in [r for r, incoming in self._incoming.items() if incoming.peer == peer]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from baton.core.config import NetworkConfig, TransferConfig
-from baton.core.messages import GroupKey, NodeRef, WorkerInfo
+from baton.core.messages import GroupKey, KVPiece, NodeRef, WorkerInfo
 from baton.core.timeline import Timeline
 from baton.transfer.channels import Incoming, WorkerChannels
 from baton.transfer.keys import ClusterKeys
@@ -26,9 +26,14 @@ from baton.transfer.link import HandedOver, ReceiveFailed, SendDone, SendFailed
 HIDDEN = b"hidden"
 
 
-@pytest.fixture
-def cluster(fakes: ModuleType, tmp_path: Path) -> Iterator[Any]:
-    made = fakes.Cluster("gloo", tmp_path)
+@pytest.fixture(params=["gloo", "nccl"])
+def cluster(
+    request: pytest.FixtureRequest, fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """NCCL: its code path, over gloo."""
+    if request.param == "nccl":
+        fakes.fake_nccl(monkeypatch)
+    made = fakes.Cluster(request.param, tmp_path)
     yield made
     made.close()
 
@@ -52,7 +57,9 @@ def test_the_ring_memory_is_counted(cluster: Any, fakes: ModuleType) -> None:
     hand_over(cluster, fakes, p, d)
     cluster.settle()
     slot_bytes = -(-(3 * fakes.BYTES_PER_TOKEN + 5) // 256) * 256
-    assert (p.link.counts().staging_bytes, d.link.counts().staging_bytes) == (2 * slot_bytes, 2 * slot_bytes)
+    for node in (p, d):
+        for_the_group = node.link.counts().staging_bytes - 2 * slot_bytes
+        assert for_the_group > 0 if cluster.transport == "nccl" else for_the_group == 0
     d.link.drop_peer(p.ref)
     assert d.link.counts().staging_bytes == 0
 
@@ -78,6 +85,34 @@ def test_announced_bytes_that_never_come_end_the_group_at_the_deadline(cluster: 
     cluster.settle()
     assert [type(e) for e in d.take_events()] == [HandedOver]
     np.testing.assert_array_equal(d.store.read([6, 7, 8, 9, 10], 0, 20), fakes.kv_of(1, 20))
+
+
+def test_bytes_out_of_step_with_their_announcements_end_the_group(cluster: Any, fakes: ModuleType) -> None:
+    """One announcement is lost: every later piece would be taken for the one before it."""
+    p, d = cluster.add("prefill-0"), cluster.add("decode-0")
+    hand_over(cluster, fakes, p, d)
+    cluster.settle()
+    assert isinstance(d.take_events()[0], HandedOver)
+    p.store.pool += 1.0
+    send, lost = p.channels.send, []
+
+    def losing_the_first_piece(to: NodeRef, body: Any, payload: bytearray | None = None) -> None:
+        if isinstance(body, KVPiece) and not lost:
+            lost.append(body)
+        else:
+            send(to, body, payload)
+
+    p.channels.send = losing_the_first_piece
+    hand_over(cluster, fakes, p, d, "second")
+    cluster.run_until(lambda: bool(d.events))
+    (failed,) = d.take_events()
+    assert isinstance(failed, ReceiveFailed)
+    assert failed.contiguous_tokens == 0
+    cluster.settle()
+    hand_over(cluster, fakes, p, d, "third")
+    cluster.settle()
+    assert isinstance(d.take_events()[0], HandedOver)
+    assert d.link.transport_of(p.ref) == "tcp"
 
 
 def test_a_group_that_never_forms_is_given_up(cluster: Any, fakes: ModuleType) -> None:

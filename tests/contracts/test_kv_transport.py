@@ -1,7 +1,7 @@
 """The contract of a KV transport.
 
-The same for shared memory, TCP (real sockets, CURVE), a gloo group, CUDA IPC and pinned memory (with a fake driver) and
-the fake network.
+The same for shared memory, TCP (real sockets, CURVE), a gloo group, NCCL (its code path, over gloo), CUDA IPC and
+pinned memory (with a fake driver) and the fake network.
 """
 
 import gc
@@ -23,13 +23,15 @@ from baton.transfer.link import HandedOver, ReceiveFailed, SendDone, SendFailed
 HIDDEN = np.arange(8, dtype=np.float32).tobytes()
 
 
-@pytest.fixture(params=["shared_memory", "tcp", "gloo", "cuda_ipc", "pinned_memory", "fake"])
+@pytest.fixture(params=["shared_memory", "tcp", "gloo", "nccl", "cuda_ipc", "pinned_memory", "fake"])
 def cluster(
     request: pytest.FixtureRequest, fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
     device, runtime = fakes.FakeCudaDevice(), fakes.FakeCudaRuntime()
     monkeypatch.setattr("baton.transfer.rings.cuda_device", lambda: device)
     monkeypatch.setattr("baton.transfer.backends.pinned_memory.cuda_runtime", lambda: runtime)
+    if request.param == "nccl":
+        fakes.fake_nccl(monkeypatch)
     made = fakes.Cluster(request.param, tmp_path)
     made.device, made.runtime = device, runtime
     yield made
@@ -270,7 +272,7 @@ class Tampering:
                 elif self._cluster.transport == "cuda_ipc":
                     (memory,) = self._cluster.device.allocated.values()
                     memory[body.slot * 768 + 17] ^= 1  # slots begin at multiples of 256
-                elif self._cluster.transport == "gloo":
+                elif self._cluster.transport in ("gloo", "nccl"):
                     self._staging(to)[body.slot * 768 + 17] ^= 1
                 else:
                     (path,) = self._cluster.run_dir.glob("*.ring")
@@ -303,7 +305,7 @@ def test_whatever_is_wrong_fails_the_hand_over_and_only_that(cluster: Any, fakes
     (failed,) = d.take_events()
     assert isinstance(failed, ReceiveFailed)
     good_until = {"byte": 6, "hidden": 20, "num_tokens": 20}.get(what, 3)
-    if cluster.transport == "gloo":  # messages may overtake the bytes of the pieces
+    if cluster.transport in ("gloo", "nccl"):  # messages may overtake the bytes of the pieces
         assert 3 <= failed.contiguous_tokens <= good_until
         good_until = failed.contiguous_tokens
     assert failed.contiguous_tokens == good_until

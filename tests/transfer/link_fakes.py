@@ -3,10 +3,15 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
+import torch.distributed
 from xxhash import xxh3_64_intdigest
 
 from baton.core.config import NetworkConfig, TransferConfig
@@ -156,6 +161,44 @@ class FakeCudaRuntime:
         return 0
 
 
+class FakeNccl:
+    """torch's ProcessGroupNCCL as far as Baton uses it, over gloo."""
+
+    class Options:
+        _timeout: timedelta
+
+    def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+        gloo: Any = torch.distributed.ProcessGroupGloo
+        self._group = gloo(store, rank, size, options._timeout)
+        self.num_aborts = 0
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+        return self._group.send(tensors, peer, tag)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+        return self._group.recv(tensors, peer, tag)
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+        with suppress(RuntimeError):
+            self._group.recv([torch.empty(1, dtype=torch.uint8)], 1 - self._group.rank(), 99).wait(
+                timedelta(0, 0, 1000)
+            )
+
+
+def fake_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The NCCL code path on the CPU."""
+    free = iter(range(10**9, 0, -1000))  # each look at the card finds 1000 bytes less
+    module = "baton.transfer.backends.process_group"
+    monkeypatch.setattr(f"{module}.DEVICES", {"gloo": "cpu", "nccl": "cpu"})
+    monkeypatch.setattr(f"{module}.NCCL_ENVIRONMENT", {})
+    monkeypatch.setattr(f"{module}.torch.distributed.is_nccl_available", lambda: True)
+    monkeypatch.setattr(f"{module}.torch.distributed.ProcessGroupNCCL", FakeNccl, raising=False)
+    monkeypatch.setattr(f"{module}.torch.cuda.mem_get_info", lambda: (next(free), 10**9))
+    monkeypatch.setattr(f"{module}.torch.cuda.Stream", object)
+    monkeypatch.setattr(f"{module}.torch.cuda.stream", lambda stream: nullcontext())
+
+
 class FakeNetwork:
     """Messages under way, in the order of sending. The script decides which arrives next, which is lost or repeated."""
 
@@ -277,7 +320,7 @@ def info_of(
 class Cluster:
     """Nodes of one transport: "fake" over FakeNetwork, all others over real sockets.
 
-    "cuda_ipc" and "pinned_memory" need FakeCudaDevice and FakeCudaRuntime in the place of the real ones.
+    "cuda_ipc", "pinned_memory" and "nccl" need FakeCudaDevice, FakeCudaRuntime and fake_nccl in the place of the real.
     """
 
     def __init__(self, transport: str, tmp_path: Path) -> None:
@@ -302,9 +345,9 @@ class Cluster:
     ) -> Node:
         ref = NodeRef(name, secrets.randbits(62) + 1)
         shares = self.transport in ("shared_memory", "cuda_ipc", "pinned_memory")
-        kind = "cuda" if self.transport in ("cuda_ipc", "pinned_memory") else "cpu"
+        kind = "cuda" if self.transport in ("nccl", "cuda_ipc", "pinned_memory") else "cpu"
         run_dir = str(self.run_dir) if shares else ""
-        named = self.transport in ("gloo", "pinned_memory")  # what "auto" would not take here
+        named = self.transport in ("gloo", "nccl", "pinned_memory")  # what "auto" would not take here
         transport = transport or (self.transport if named else "auto")
         config = TransferConfig(transport, slots, slot_tokens * BYTES_PER_TOKEN + 5, lease_s)
         info = info_of(ref, name, (), block_size, num_blocks, kind)

@@ -39,6 +39,9 @@ class Group(Protocol):
     def abort(self) -> None:
         """From another thread: what blocks returns with an error."""
 
+    def close(self) -> None:
+        """No more operations."""
+
 
 class PairGroup:
     """`form` makes the group from a store, blocking. `wake` is called, from the thread, when the loop should look."""
@@ -109,8 +112,9 @@ class PairGroup:
     def _abort(self) -> None:
         """On a thread of its own: an abort may take long as well."""
         with self._lock:
-            if self._group is not None and self._aborting is None:
-                self._aborting = threading.Thread(target=self._group.abort, name=f"{self.name} abort", daemon=True)
+            group = self._group
+            if group is not None and self._aborting is None:
+                self._aborting = threading.Thread(target=group.abort, name=f"{self.name} abort", daemon=True)
                 self._aborting.start()
 
     # ---- the thread --------------------------------------------------------------------------------------------
@@ -133,5 +137,8 @@ class PairGroup:
             self._failure = self._failure or str(error).splitlines()[0]
             self._overdue_at = float("inf")
             logger.debug("%s ended: %s", self.name, error)
-        self._group = None  # its sockets and threads go here, not on the loop's thread
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+        del group  # its sockets and threads go here, not on the loop's thread
         self._wake()

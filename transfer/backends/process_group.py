@@ -21,6 +21,7 @@ from .pair_group import Group, PairGroup
 from .ring_backend import PieceBuffer, ReceiverBackend, RingBackend, RingBroken, SenderBackend, StoreEntry
 
 RECEIVER_RANK, SENDER_RANK = 0, 1
+DEVICES = {"gloo": "cpu", "nccl": "cuda"}  # library |-> where the slots are
 ALIGNMENT = 256  # of slots, so that a card reads and writes them in words of any size
 ABORT_TAG = 2**31 - 1  # nobody ever sends with it
 # torch reads these when it makes a group. A transfer group may fail at any time and must not take its process along:
@@ -57,14 +58,13 @@ class _GroupEnd(RingBackend):
         self.transport = settings.library
         self.slot_bytes = settings.slot_bytes
         self._stride = -(-settings.slot_bytes // ALIGNMENT) * ALIGNMENT
-        size = settings.num_slots * self._stride
-        device = "cuda" if settings.library == "nccl" else "cpu"
+        size, device = settings.num_slots * self._stride, DEVICES[settings.library]
         try:
             self._slots = torch.empty(size, dtype=torch.uint8, device=device)
         except RuntimeError as error:  # torch's OutOfMemoryError is one
             reason = str(error).splitlines()[0]
             raise ConfigurationError(f"no memory for a staging ring of {size / 2**20:.0f} MiB: {reason}") from error
-        self._bytes = self._slots.numpy().data if device == "cpu" else None
+        self._bytes = self._slots.numpy().data if settings.library == "gloo" else None
         self.group = PairGroup(
             name,
             lambda store: _form(settings, store, rank),
@@ -176,6 +176,9 @@ class GlooGroup:
         except RuntimeError:
             return  # as it should be
 
+    def close(self) -> None:
+        pass  # its sockets close with the last reference
+
 
 class NcclGroup:
     """Each end needs a card of its own. Blocks until the peer is there, with a first message in both directions.
@@ -195,11 +198,11 @@ class NcclGroup:
         self._peer = 1 - rank
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._group = nccl(store, rank, 2, options)
-        with torch.cuda.stream(self._stream):
-            greeting = torch.zeros(1, dtype=torch.uint8, device="cuda")
-        first, second = (self.send, self.receive) if rank == RECEIVER_RANK else (self.receive, self.send)
-        first(greeting, deadline)  # the library makes its communicator with the first message
-        second(greeting, deadline)
+        try:
+            self._greet(rank, deadline)
+        except RuntimeError:
+            self._group.abort()
+            raise
         self.num_bytes = max(0, free_before - torch.cuda.mem_get_info()[0])  # others on this card blur it
 
     def send(self, data: Tensor, deadline: timedelta) -> None:
@@ -212,3 +215,14 @@ class NcclGroup:
 
     def abort(self) -> None:
         self._group.abort()
+
+    def close(self) -> None:
+        self._group.abort()  # not `shutdown`, which waits for the peer
+
+    def _greet(self, rank: int, deadline: timedelta) -> None:
+        """The library makes its communicator with the first message."""
+        with torch.cuda.stream(self._stream):
+            greeting = torch.zeros(1, dtype=torch.uint8, device=DEVICES["nccl"])
+        first, second = (self.send, self.receive) if rank == RECEIVER_RANK else (self.receive, self.send)
+        first(greeting, deadline)
+        second(greeting, deadline)
