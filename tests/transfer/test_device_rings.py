@@ -144,6 +144,14 @@ def test_a_slot_is_a_private_copy_when_it_is_read(fakes: ModuleType) -> None:
     assert not device.allocated
 
 
+def test_cards_without_a_known_uuid_share_memory_too(fakes: ModuleType) -> None:
+    device = fakes.FakeCudaDevice()
+    receiver = CudaIpcReceiver(device, "", 1, 10)
+    sender = CudaIpcSender(device, receiver.name, "", 1, 10)
+    sender.write(0, 3)[:] = 5
+    assert receiver.read(0, 3, None).tolist() == [5, 5, 5]
+
+
 def test_no_room_on_the_card_is_said(fakes: ModuleType) -> None:
     device = fakes.FakeCudaDevice()
     device.refuses.add("allocate")

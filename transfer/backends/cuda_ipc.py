@@ -9,7 +9,7 @@ from ...core.errors import ConfigurationError, RemoteProtocolError
 from .cuda_device import HANDLE_BYTES, CudaDevice, CudaError
 from .ring_backend import PieceBuffer, ReceiverBackend, SenderBackend
 
-_NAME = re.compile(rf"([0-9a-f]{{{2 * HANDLE_BYTES}}}):([A-Za-z0-9/-]{{1,64}})")  # handle, uuid of the card
+_NAME = re.compile(rf"([0-9a-f]{{{2 * HANDLE_BYTES}}}):([A-Za-z0-9/-]{{0,64}})")  # handle, uuid of the card
 ALIGNMENT = 256  # of slots, so that they are read and written in words of any size
 
 
