@@ -4,8 +4,8 @@ import numpy as np
 from torch import Tensor
 
 from ..kernels.gpu.decode_attention import DecodeWorkspace
+from ..kernels.gpu.feedback import resolve_feedback
 from ..kernels.gpu.kernels import ChunkSequences, DecodeSequences, GpuAttentionPlan
-from .feedback import resolve_feedback
 from .forward_batch import BlockIds, ForwardBatch
 from .staging import StagedBatch
 from .upload import Field, Packing, Upload

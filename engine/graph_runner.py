@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ..kernels.gpu.decode_attention import DecodeWorkspace
+from ..kernels.gpu.feedback import resolve_feedback
 from ..kernels.gpu.kernels import DecodeSequences, GpuAttentionPlan
 from ..models.registry import Model
 from .device_staging import longest_width, table_width
-from .feedback import resolve_feedback
 from .forward_batch import ForwardBatch
 from .kv_cache_pool import KVCachePool
 from .upload import Field, Packing, Upload

@@ -76,7 +76,10 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, hidden_size]` as `forward` returned it, or float32 on the host |-> `[n, vocab_size]` float32."""
-        return self.model.logits(hidden.to(self._device, self.model.kernels.activation_dtype))
+        if hidden.device != self._device:
+            # From pinned memory the copy is asynchronous; from other memory the host would wait for the step that runs.
+            hidden = hidden.pin_memory().to(self._device, non_blocking=True)
+        return self.model.logits(hidden.to(self.model.kernels.activation_dtype))
 
     def to_host(self, hidden: Tensor) -> NDArray[np.float32]:
         """What `forward` returned for a step that is done (`progress`), as float32 on the host.

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import AttentionPlan
-from ..kernels.cpu import plan_attention
-from .feedback import resolve_feedback
+from ..kernels.cpu import plan_attention, resolve_feedback
 from .forward_batch import ForwardBatch
 from .kv_cache_pool import KVCachePool
 

@@ -9,6 +9,7 @@ from ..core.config import EngineConfig
 from ..core.errors import ConfigurationError
 from ..core.layout import BlockLayout
 from ..core.request import SamplingParams
+from ..kernels.gpu.attention_common import MAX_SEQUENCES
 from ..kernels.gpu.decode_attention import PIECE_TOKENS, DecodeWorkspace
 from ..kernels.gpu.kernels import TritonKernels
 from ..kernels.gpu.launching import INTERPRETED
@@ -18,7 +19,7 @@ from .device_kv_cache_pool import DeviceKVCachePool
 from .device_sampler import DeviceSampler
 from .device_staging import DeviceStager
 from .engine import Engine
-from .feedback import NUM_FEEDBACK_SLOTS, make_feedback
+from .feedback import make_feedback
 from .forward_batch import Chunk, build_forward_batch
 from .graph_runner import CudaGraphCapture, GraphRunner, buckets_up_to
 from .kv_cache_pool import DTYPES
@@ -32,8 +33,11 @@ _MIN_WORKSPACE_SEQUENCES = 16
 
 def load_triton_engine(config: EngineConfig, model_config: ModelConfig, layout: BlockLayout) -> Engine:
     """Raises ConfigurationError without a GPU (or the interpreter), and when the card has no room."""
-    if config.max_batch > NUM_FEEDBACK_SLOTS:
-        raise ConfigurationError(f"{config.max_batch} running sequences are over the limit of {NUM_FEEDBACK_SLOTS}")
+    if config.max_batch > MAX_SEQUENCES:
+        raise ConfigurationError(
+            f"{config.max_batch} running sequences are more than the {MAX_SEQUENCES} that one step can hold. "
+            "Use a smaller --max-running."
+        )
     device = _device(config)
     kernels = TritonKernels(DTYPES[layout.dtype], deterministic=config.deterministic)
     model = load_model(model_config, Path(config.model_folder), kernels, config.dtype, device)

@@ -2,6 +2,7 @@
 
 from .attention import AttentionPlan, paged_attention, plan_attention, store_kv
 from .elementwise import apply_rope, rms_norm, silu_and_mul
+from .feedback import resolve_feedback
 from .kernels import CpuKernels
 from .linear import LINEAR_DTYPES, fp16_linear_available, pack_linear
 
@@ -14,6 +15,7 @@ __all__ = [
     "pack_linear",
     "paged_attention",
     "plan_attention",
+    "resolve_feedback",
     "rms_norm",
     "silu_and_mul",
     "store_kv",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kernel_set import Linear, QKNorm, Rope, RopeAngles, rope_angles
 from .activation import silu_and_mul
+from .attention_common import MAX_SEQUENCES
 from .decode_attention import DecodeWorkspace, decode_attention
 from .gemm import linear
 from .int8_gemm import int8_linear, quantize_int8
@@ -118,16 +119,18 @@ class TritonKernels:
                 out=out[:first],
             )
         if (many := plan.chunks) is not None:
-            prefill_attention(
-                query[first:],
-                kv_layer,
-                many.block_tables,
-                many.cu_seqlens,
-                many.context_lens,
-                many.max_len,
-                scale=scale,
-                out=out[first:],
-            )
+            for start in range(0, len(many.context_lens), MAX_SEQUENCES):  # as many as one launch takes
+                some = slice(start, start + MAX_SEQUENCES)
+                prefill_attention(
+                    query[first:],
+                    kv_layer,
+                    many.block_tables[some],
+                    many.cu_seqlens[start : start + MAX_SEQUENCES + 1],
+                    many.context_lens[some],
+                    many.max_len,
+                    scale=scale,
+                    out=out[first:],
+                )
         return out.view(num_tokens, num_heads * head_dim)
 
 

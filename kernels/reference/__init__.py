@@ -8,6 +8,7 @@ from .attention import paged_attention, store_kv
 from .block_copy import gather_tokens, scatter_tokens
 from .checksum import checksum
 from .elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
+from .feedback import resolve_feedback
 from .gemm import int8_linear, linear, moe_forward, quantize_int8, route_experts
 from .rope_store import norm_rope_store
 from .sampling import SamplingRule, apply_penalties, kept_tokens, sample
@@ -26,6 +27,7 @@ __all__ = [
     "norm_rope_store",
     "paged_attention",
     "quantize_int8",
+    "resolve_feedback",
     "rms_norm",
     "route_experts",
     "sample",

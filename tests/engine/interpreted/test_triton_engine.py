@@ -48,6 +48,16 @@ def test_a_mixed_batch_has_the_hidden_states_of_the_cpu_path(engines, requests, 
     check_a_mixed_batch(engines, requests, run)
 
 
+def test_more_chunks_than_one_launch_of_attention_takes(engines, requests, run, monkeypatch) -> None:
+    monkeypatch.setattr("baton.kernels.gpu.kernels.MAX_SEQUENCES", 2)
+    hidden = []
+    for engine in engines:
+        first, *others = requests([2, 1, 3, 1])
+        run(engine, first.chunk(2))
+        hidden.append(run(engine, first.decode(3), *(request.chunk(len(request.token_ids)) for request in others)))
+    torch.testing.assert_close(*hidden, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_a_mixed_batch_of_a_llama(llamas, requests, run) -> None:
     check_a_mixed_batch(llamas, requests, run)
@@ -125,5 +135,5 @@ def test_int8_weights_stay_close(tiny_model: Path, load, requests, run) -> None:
 def test_settings_that_cannot_run_are_refused(tiny_model: Path, load) -> None:
     with pytest.raises(ConfigurationError, match="dtype 'bfloat16' is not supported on device 'cpu'"):
         load(tiny_model, dtype="bfloat16")
-    with pytest.raises(ConfigurationError, match="5000 running sequences are over the limit of 4096"):
+    with pytest.raises(ConfigurationError, match="5000 running sequences are more than the 1024"):
         load(tiny_model, max_batch=5000)
