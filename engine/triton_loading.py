@@ -48,13 +48,31 @@ def load_triton_engine(config: EngineConfig, model_config: ModelConfig, layout: 
         size = _Measure(config, model_config, layout, model, sampler, feedback).pool_size()
     pool = DeviceKVCachePool(layout, size.num_blocks, device)
     workspace = _workspace(config, model_config, size.num_blocks * layout.block_size, device)
+    stager = DeviceStager(feedback, workspace)
     graphs = None
-    if config.max_batch and device.type == "cuda":
-        max_blocks = min(size.num_blocks, layout.num_blocks(model_config.max_position_embeddings))
-        graphs = GraphRunner(model, pool, feedback, workspace, config.max_batch, max_blocks)
-        graphs.capture(CudaGraphCapture(device))
-    runner = ModelRunner(model, pool, DeviceStager(feedback, workspace), device, graphs)
+    if device.type == "cuda":
+        warm_up(ModelRunner(model, pool, stager, device), sampler, pool)
+        if config.max_batch:
+            max_blocks = min(size.num_blocks, layout.num_blocks(model_config.max_position_embeddings))
+            graphs = GraphRunner(model, pool, feedback, workspace, config.max_batch, max_blocks)
+            graphs.capture(CudaGraphCapture(device))
+    runner = ModelRunner(model, pool, stager, device, graphs)
     return Engine(model_config, layout, pool, runner, sampler, overlaps=True, memory_note=size.note)
+
+
+def warm_up(runner: ModelRunner, sampler: DeviceSampler, pool: DeviceKVCachePool) -> None:
+    """Compile and load what has not run yet, in block 0, which nobody owns so far: no request is to wait for it.
+
+    `runner` is not the one that serves: its counters count.
+    """
+    chunks = [Chunk([0], 0, [0], wants_hidden=True, is_decode=is_decode) for is_decode in (True, False)]
+    logits = runner.logits(runner.forward(build_forward_batch(chunks, pool.layout.block_size)))
+    for params in (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.9)):
+        sampler.launch(logits, [SamplingRow(params, 0, 0, suppress=(0,))] * len(chunks)).token_ids()
+    piece = torch.empty(pool.piece_bytes(1), dtype=torch.uint8, device=logits.device)
+    pool.gather([0], 0, 1, piece)
+    pool.checksum(piece)
+    pool.scatter([0], 0, 1, piece)
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -12,6 +12,7 @@ from baton.core.errors import ConfigurationError
 from baton.engine.graph_runner import CudaGraphCapture
 from baton.engine.memory import BYTES_PER_GRAPH, CUDA_BYTES
 from baton.engine.model_runner import ModelRunner
+from baton.engine.triton_loading import warm_up
 
 WEIGHTS, PEAK = 7000, 300  # bytes; a step of n tokens takes PEAK * n
 BLOCK, WORKSPACE = 16 * 512, 2 * 16 * 2  # bytes a block: 512 of KV a token; twice 4 * 17 * 4 bytes per 256 tokens
@@ -57,6 +58,16 @@ def test_a_card_that_is_too_small_is_refused_with_the_sum(
     FakeCard(monkeypatch, 1 << 30)
     with pytest.raises(ConfigurationError, match=r"no room for a KV cache: 50% of 1\.0 GiB - CUDA 640 MiB"):
         load(tiny_model, num_blocks=0, token_budget=3, device_memory_share=0.5)
+
+
+def test_warming_up_runs_every_kernel_and_keeps_to_block_0(tiny_qwen3: Path, load) -> None:
+    engine = load(tiny_qwen3)
+    before = [layer.clone() for layer in engine.pool.layers]
+    warm_up(engine.runner, engine.sampler, engine.pool)
+    assert engine.runner.num_steps == 1
+    for layer, old in zip(engine.pool.layers, before, strict=True):
+        torch.testing.assert_close(layer[1:], old[1:], rtol=0, atol=0, equal_nan=True)
+        assert layer[0, :, :, 0].isfinite().all()
 
 
 def test_a_real_capture_is_thread_local_in_one_pool_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
