@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 class KVLink:
     """Block tables are kept by reference and read when a piece is copied: they may grow, but not change below it.
 
-    Raises ConfigurationError when a ring slot cannot hold one token.
+    Raises ConfigurationError when a ring slot cannot hold one layer of one token.
     """
 
     def __init__(

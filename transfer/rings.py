@@ -129,11 +129,14 @@ class RingMaker:
                 )
         return TcpReceiver()
 
-    def attach(self, offer: RingOffer, bytes_per_token: int, peer: NodeRef) -> SenderBackend:
-        """The sending end of the ring a peer offers. Raises RemoteProtocolError for one that cannot be used."""
+    def attach(self, offer: RingOffer, least_bytes: int, peer: NodeRef) -> SenderBackend:
+        """The sending end of the ring a peer offers, whose slots must hold `least_bytes`.
+
+        Raises RemoteProtocolError for one that cannot be used.
+        """
         num_bytes = offer.num_slots * offer.slot_bytes
         slots_fit = 1 <= offer.num_slots <= MAX_RING_SLOTS and num_bytes <= MAX_RING_BYTES
-        if not (slots_fit and bytes_per_token <= offer.slot_bytes <= MAX_SLOT_BYTES):
+        if not (slots_fit and least_bytes <= offer.slot_bytes <= MAX_SLOT_BYTES):
             raise RemoteProtocolError(f"a ring of {offer.num_slots} slots of {offer.slot_bytes} bytes")
         match offer.transport:
             case "shared_memory":

@@ -176,7 +176,7 @@ class Sending:
             return
         self._drop_ring(peer, f"{peer.node_id} replaced its ring")
         try:
-            backend = self._around.rings.attach(offer, self._around.layout.bytes_per_token, peer)
+            backend = self._around.rings.attach(offer, self._around.layout.piece_bytes(1, 1), peer)
         except RemoteProtocolError:
             self._around.tell(peer, RingGone(offer.ring_id))
             raise

@@ -30,7 +30,7 @@ class LinkTotals:
 
 @dataclass(frozen=True)
 class LinkSurroundings:
-    """Raises ConfigurationError when a ring slot cannot hold one token, or a ring would be too big."""
+    """Raises ConfigurationError when a ring slot cannot hold one layer of one token, or a ring would be too big."""
 
     channels: MessageChannels
     store: PieceStore
@@ -41,10 +41,10 @@ class LinkSurroundings:
     held: HeldMessages
 
     def __post_init__(self) -> None:
-        per_token, slot, num_slots = self.layout.bytes_per_token, self.config.slot_bytes, self.config.ring_slots
-        if not per_token <= slot <= MAX_SLOT_BYTES:
+        least, slot, num_slots = self.layout.piece_bytes(1, 1), self.config.slot_bytes, self.config.ring_slots
+        if not least <= slot <= MAX_SLOT_BYTES:
             raise ConfigurationError(
-                f"a ring slot of {slot} bytes must hold one token ({per_token} bytes) and fit a message "
+                f"a ring slot of {slot} bytes must hold one layer of one token ({least} bytes) and fit a message "
                 f"({MAX_SLOT_BYTES} bytes); change slot_bytes"
             )
         if not 1 <= num_slots <= MAX_RING_SLOTS or num_slots * slot > MAX_RING_BYTES:

@@ -102,8 +102,8 @@ def test_every_byte_arrives_and_no_other_is_touched(
     assert d.link.transport_of(p.ref) == {"fake": "tcp"}.get(cluster.transport, cluster.transport)
 
 
-@pytest.mark.parametrize("slot_tokens", [1, 3, 50])
-def test_layers_leave_while_others_are_computed(cluster: Any, fakes: ModuleType, slot_tokens: int) -> None:
+@pytest.mark.parametrize("slot_tokens", [0.4, 1, 3, 50])
+def test_layers_leave_while_others_are_computed(cluster: Any, fakes: ModuleType, slot_tokens: float) -> None:
     """Only layers that are said to be done are read; what is not yet computed lies poisoned in P's pool."""
     p, d = cluster.add("prefill-0", 8), cluster.add("decode-0", 4, slot_tokens=slot_tokens)
     kv = fakes.kv_of(1, 37)

@@ -339,7 +339,7 @@ class Cluster:
         num_blocks: int = 64,
         *,
         slots: int = 4,
-        slot_tokens: int = 3,
+        slot_tokens: float = 3,
         lease_s: float = 12.0,
         transport: str = "",
     ) -> Node:
@@ -349,7 +349,7 @@ class Cluster:
         run_dir = str(self.run_dir) if shares else ""
         named = self.transport in ("gloo", "nccl", "pinned_memory")  # what "auto" would not take here
         transport = transport or (self.transport if named else "auto")
-        config = TransferConfig(transport, slots, slot_tokens * BYTES_PER_TOKEN + 5, lease_s)
+        config = TransferConfig(transport, slots, int(slot_tokens * BYTES_PER_TOKEN) + 5, lease_s)
         info = info_of(ref, name, (), block_size, num_blocks, kind)
         channels: FakeChannels | WorkerChannels
         if self.transport == "fake":

@@ -16,6 +16,7 @@ from baton.core.messages import RingOffer
 from baton.core.timeline import Timeline
 from baton.transfer.backends.cuda_device import CudaDevice, CudaError
 from baton.transfer.backends.cuda_ipc import CudaIpcReceiver, CudaIpcSender
+from baton.transfer.backends.pinned_memory import PinnedMemoryReceiver
 from baton.transfer.channels import Incoming
 from baton.transfer.link import HandedOver, ReceiveFailed
 
@@ -90,6 +91,18 @@ def test_a_sender_that_cannot_pin_refuses_the_ring(cluster: Any, fakes: ModuleTy
     assert isinstance(hand_over(cluster, fakes, p, d), HandedOver)
     assert d.link.transport_of(p.ref) == "shared_memory"
     assert not cluster.runtime.registered
+
+
+def test_pinning_without_a_working_driver_is_an_error_that_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_driver() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.\nmore")
+
+    monkeypatch.setattr("baton.transfer.backends.pinned_memory.cuda_runtime", no_driver)
+    with pytest.raises(ConfigurationError, match="no NVIDIA driver"):
+        PinnedMemoryReceiver(str(tmp_path), 2, 64)
+    assert not list(tmp_path.iterdir())
 
 
 def test_memory_is_freed_after_the_sender_has_let_go(cluster: Any, fakes: ModuleType) -> None:

@@ -55,7 +55,10 @@ class CudaDevice:
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0))
         self._context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        try:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise CudaError(f"torch cannot use the card: {str(error).splitlines()[0]}") from error
 
     def allocate(self, num_bytes: int) -> int:
         """The address of fresh memory, a chunk of its own."""

@@ -58,7 +58,11 @@ class PinnedView:
     """Memory registered with CUDA for as long as this lives. Raises ConfigurationError when it cannot be."""
 
     def __init__(self, memory: memoryview) -> None:
-        self._runtime = cuda_runtime()
+        try:
+            self._runtime = cuda_runtime()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigurationError(f"host memory cannot be pinned, torch cannot use the card: {reason}") from error
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         code = int(self._runtime.cudaHostRegister(self._address, memory.nbytes, 0))
         if code != 0:
