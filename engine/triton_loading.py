@@ -143,6 +143,7 @@ class _Measure:
             graphs=graph_bytes(len(buckets_up_to(config.max_batch)), self._step_bytes(max(config.max_batch, 1))),
             rings=config.ring_bytes,
         )
+        torch.cuda.empty_cache()  # the small pools that were measured over
         per_piece = DecodeWorkspace.num_bytes(0, PIECE_TOKENS, heads, self._model_config.head_dim)
         return size_pool(use, self._layout, -(-per_piece // PIECE_TOKENS), config.kv_bytes)
 
