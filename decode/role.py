@@ -83,7 +83,7 @@ class DecodeRole:
         self._launch_arrived()
         self._admit(now)
         self._make_room()
-        plan = self._scheduler.plan(self._grow)
+        plan = self._scheduler.plan(self._find_room)
         if plan.chunks:
             self._launch(plan)
         worked = bool(self._in_flight)
@@ -229,11 +229,16 @@ class DecodeRole:
     def _num_available_blocks(self) -> int:
         return self._bench.cache.num_available
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Room for the newest token's KV; False as well when its last token is on the way: there is no next step."""
-        if self._entries[sequence.request_id].has_all_tokens:
-            return False
-        return self._bench.blocks.grow(sequence, sequence.num_tokens)
+    def _find_room(self, sequence: Sequence) -> int:
+        """Blocks for the newest token's KV; for how many tokens there is room then and the request may still have.
+
+        0 as well when its last token is on the way: there is no next step.
+        """
+        entry = self._entries[sequence.request_id]
+        if entry.has_all_tokens or not self._bench.blocks.grow(sequence, sequence.num_tokens):
+            return 0
+        num_left = entry.request.sampling.max_tokens - sequence.num_output_tokens
+        return min(num_left, self._bench.blocks.room(sequence) - sequence.num_tokens + 1)
 
     def _preempt(self, sequence: Sequence) -> None:
         logger.debug("preempted %s with %d tokens", sequence.request_id, sequence.num_tokens)

@@ -48,17 +48,19 @@ class Dispatcher:
         admission: Admission,
         metrics: Metrics,
         send: Callable[[NodeRef, Message], bool],
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._membership = membership
         self._placement = placement
         self._admission = admission
         self._metrics = metrics
         self._send = send
+        self._clock = clock
         self._generations: dict[str, Generation] = {}  # key |-> generation that has not ended
         self._attempts: dict[str, Generation] = {}  # id on the wire |-> generation
         self._is_pumping = False
         self.is_draining = False
-        self.last_progress = time.monotonic()  # when any worker last sent a token
+        self.last_progress = self._clock()  # when any worker last sent a token
 
     # ---- what the HTTP side calls ---------------------------------------------------------------------------------
 
@@ -84,7 +86,7 @@ class Dispatcher:
 
         Raises Unavailable: 429 when the queue is full, 503 when this gateway is draining.
         """
-        now = time.monotonic()
+        now = self._clock()
         if self.is_draining:
             raise Unavailable("this server is shutting down; ask another one", 503, retry_after=5)
         if self._admission.is_full and pinned is None:
@@ -131,11 +133,11 @@ class Dispatcher:
             return
         num_known = len(generation.output_token_ids)
         if chunk.index > num_known or chunk.finish_reason is FinishReason.ABORT:
-            self._placement.pause(sender, time.monotonic())
+            self._placement.pause(sender, self._clock())
             self._retry(generation, "the decode worker lost part of the answer")
             self._pump()
             return
-        now = time.monotonic()
+        now = self._clock()
         new = chunk.token_ids[num_known - chunk.index :]
         self._metrics.tokens_arrived(len(new), now - generation.last_progress if num_known else None)
         self.last_progress = generation.last_progress = now
@@ -209,7 +211,7 @@ class Dispatcher:
         try:
             while (key := self._admission.head) is not None:
                 generation = self._generations[key]
-                route = self._placement.choose(generation, time.monotonic())
+                route = self._placement.choose(generation, self._clock())
                 if route is None and (misfit := self._placement.misfit(generation)) is not None:
                     self._metrics.refused("no_worker")
                     self._fail(generation, misfit)
@@ -232,7 +234,7 @@ class Dispatcher:
         request_id = uuid.uuid4().hex
         generation.attempt = Attempt(request_id, route, has_credit)
         self._placement.take(generation, generation.attempt)
-        generation.last_progress = time.monotonic()
+        generation.last_progress = self._clock()
         generation.timeline = generation.timeline.stamped(Station.DISPATCHED)
         sent = route.prefill is None or self._send(route.prefill, generation.prefill_request(generation.attempt))
         if not (sent and self._send(route.decode, generation.generate_request(generation.attempt))):
@@ -250,7 +252,7 @@ class Dispatcher:
         if attempt is None:
             return
         self._attempts.pop(attempt.request_id, None)
-        self._placement.give_back(generation, attempt, time.monotonic())
+        self._placement.give_back(generation, attempt, self._clock())
         if abort_reason is None:
             return
         abort = AbortRequest(attempt.request_id, abort_reason)
@@ -273,7 +275,7 @@ class Dispatcher:
         if generation.pinned is not None:
             self._fail(generation, Unavailable(f"{worker.node_id} takes no requests now"))
             return
-        self._placement.pause(worker, time.monotonic())
+        self._placement.pause(worker, self._clock())
         self._admission.enqueue(generation.key, generation.queued_at, first=True)
         self._pump()
 
@@ -289,5 +291,5 @@ class Dispatcher:
             logger.debug("a request starts again with %d tokens: %s", len(generation.output_token_ids), reason)
             self._metrics.retried()
             generation.num_retries += 1
-            generation.queued_at = time.monotonic()
+            generation.queued_at = self._clock()
             self._admission.enqueue(generation.key, generation.queued_at, first=True)

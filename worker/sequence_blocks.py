@@ -97,6 +97,10 @@ class SequenceBlocks:
         """How many blocks the sequence lacks to hold `room` tokens."""
         return max(0, self._num_blocks(room) - len(sequence.block_table))
 
+    def room(self, sequence: Sequence) -> int:
+        """How many tokens its blocks hold."""
+        return len(sequence.block_table) * self._block_size
+
     def grow(self, sequence: Sequence, room: int) -> bool:
         """Make the table hold `room` tokens; False if there is no block to be had."""
         missing = self.missing_blocks(sequence, room)
