@@ -132,7 +132,8 @@ class PairGroup:
                 (self._group.send if is_send else self._group.receive)(data, self._deadline)
                 self._overdue_at = float("inf")
                 self.num_done += 1
-                self._wake()
+                if not is_send:
+                    self._wake()  # nobody waits for what has been sent
         except RuntimeError as error:  # what torch raises for everything that happens to a group
             self._failure = self._failure or str(error).splitlines()[0]
             self._overdue_at = float("inf")
