@@ -1,0 +1,49 @@
+"""StepCost: how long one forward pass takes, as a worker has learned it. It travels to the gateways in Status.
+
+    seconds = base + per_prompt_token * T + per_product * X + per_decode * B + per_context * S
+
+T prompt tokens, X the sum over prompt chunks of new * (start + new / 2) (the query-key pairs of causal attention), B
+sequences that decode one token each, S the tokens they attend to. The form is that of DistServe (OSDI'24, appendix A)
+with prompts and decodes in one step.
+"""
+
+import msgspec
+
+
+class StepShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The lengths of one forward pass that its duration depends on."""
+
+    num_prompt_tokens: int = 0
+    prompt_products: float = 0.0  # sum of `chunk_products` over the chunks
+    num_decodes: int = 0
+    decode_context: int = 0  # tokens, over all decodes
+
+    @property
+    def is_empty(self) -> bool:
+        return self.num_prompt_tokens == 0 and self.num_decodes == 0
+
+
+class StepCost(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Coefficients in seconds, none negative. `relative_error` is the running mean of |measured / predicted - 1|."""
+
+    base_s: float
+    per_prompt_token_s: float
+    per_product_s: float
+    per_decode_s: float
+    per_context_s: float
+    num_samples: int = 0  # steps they were learned from
+    relative_error: float = 1.0
+
+    def seconds(self, shape: StepShape) -> float:
+        return (
+            self.base_s
+            + self.per_prompt_token_s * shape.num_prompt_tokens
+            + self.per_product_s * shape.prompt_products
+            + self.per_decode_s * shape.num_decodes
+            + self.per_context_s * shape.decode_context
+        )
+
+
+def chunk_products(start: int, num_tokens: int) -> float:
+    """Query-key pairs of `num_tokens` new tokens behind `start` earlier ones. Adds up over the parts of a chunk."""
+    return num_tokens * (start + num_tokens / 2)
