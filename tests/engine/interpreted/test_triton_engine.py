@@ -123,6 +123,28 @@ def test_drawn_and_suppressed_tokens_equal_the_cpu_sampler(engines) -> None:
     assert torch.equal(logits[0], before[0])
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_half_precision_from_the_weights_to_the_cache(
+    tiny_qwen3: Path, engines, load, requests, run, deterministic
+) -> None:
+    """As bfloat16 on a GPU: half-precision activations and cache, float32 logits and states on the host."""
+    half = load(tiny_qwen3, dtype="float16", deterministic=deterministic)
+    assert half.layout.wire_digest == "2x2x2x16:float16"
+    hidden = []
+    for engine in (half, engines[1]):
+        (request,) = requests([3])
+        run(engine, request.chunk(3))
+        hidden.append(run(engine, request.decode(5)))
+    ours, exact = hidden
+    assert ours.dtype == torch.float16
+    assert (ours - exact).norm() < 0.01 * exact.norm()
+    state = torch.from_numpy(half.runner.to_host(ours))
+    assert state.dtype == torch.float32
+    logits, expected = half.runner.logits(state), engines[1].runner.logits(exact)
+    assert logits.dtype == torch.float32
+    assert (logits - expected).norm() < 0.01 * expected.norm()
+
+
 def test_int8_weights_stay_close(tiny_model: Path, load, requests, run) -> None:
     exact, packed = load(tiny_model, kernels="torch"), load(tiny_model, dtype="int8")
     (request,) = requests([6])
