@@ -17,20 +17,6 @@ def poisson_arrivals(count: int, duration_s: float, seed: int) -> list[float]:
     return [time * duration_s / times[-1] for time in times[:-1]] + [duration_s] * bool(times)
 
 
-def scaled_arrivals(times_s: Sequence[float], rate: float | None) -> list[float]:
-    """Recorded times counted from the first; with `rate`, stretched evenly so that `rate` of them come a second.
-
-    Bursts keep their shape. Times that are all equal stay so: no factor gives them a rate.
-    """
-    if not times_s:
-        return []
-    first, last = times_s[0], times_s[-1]
-    factor = 1.0
-    if rate is not None and last > first:
-        factor = len(times_s) / rate / (last - first)
-    return [(time - first) * factor for time in times_s]
-
-
 async def open_loop(arrivals_s: Sequence[float], start_session: Callable[[int], Awaitable[None]]) -> None:
     """Starts session i at `arrivals_s[i]` seconds (ascending) from now and returns when all have ended."""
     clock = asyncio.get_running_loop()

@@ -1,27 +1,15 @@
 """From request records to figures, defined as in `vllm bench serve` so that both tools' numbers compare.
 
-TTFT, TPOT and E2EL have one value per successful request, ITL one per gap between chunks, pooled over requests.
 Throughputs divide by the whole duration of the load; failed requests add to the duration, not to the sums.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from ..core.errors import ConfigurationError
+from ..core.latency import GOODPUT_METRICS, Distribution, distribution_ms, keeps_limits
 from .record import RequestRecord
-
-GOODPUT_METRICS = ("ttft", "tpot", "e2el")
-
-
-class Distribution(msgspec.Struct, frozen=True):
-    """Milliseconds. Percentiles interpolate linearly between the two nearest samples (numpy's default)."""
-
-    mean: float
-    median: float
-    p90: float
-    p95: float
-    p99: float
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,28 +32,6 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     max_send_lag_ms: float | None  # how late the load generator itself was, in an open loop
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The value below which `percent` % of the ascending, non-empty `ordered` lie, linearly interpolated."""
-    position = (len(ordered) - 1) * percent / 100
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
-
-
-def distribution_ms(seconds: Iterable[float]) -> Distribution | None:
-    """The distribution of samples given in seconds, in milliseconds; None without samples."""
-    ordered = sorted(value * 1000 for value in seconds)
-    if not ordered:
-        return None
-    return Distribution(
-        mean=sum(ordered) / len(ordered),
-        median=percentile(ordered, 50),
-        p90=percentile(ordered, 90),
-        p95=percentile(ordered, 95),
-        p99=percentile(ordered, 99),
-    )
-
-
 def parse_goodput(limits: Sequence[str]) -> dict[str, float]:
     """`["ttft:500", "tpot:50"]` as {metric: milliseconds}. Raises ConfigurationError for anything else."""
     parsed: dict[str, float] = {}
@@ -82,12 +48,6 @@ def parse_goodput(limits: Sequence[str]) -> dict[str, float]:
             )
         parsed[name] = milliseconds
     return parsed
-
-
-def keeps_limits(record: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
-    """Whether a successful request kept every limit; a single-token answer has a TPOT of 0 here."""
-    measured = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2el": record.e2el_s}
-    return all(measured[name] * 1000 <= limit for name, limit in limits_ms.items())
 
 
 def compute_metrics(records: Sequence[RequestRecord], duration_s: float, limits_ms: Mapping[str, float]) -> Metrics:

@@ -9,6 +9,8 @@ from itertools import pairwise
 
 import msgspec
 
+from ..core.latency import time_per_output_token
+
 
 class RequestRecord(msgspec.Struct, kw_only=True):
     """One request as its client saw it. `error` is None exactly when the answer was complete and as long as asked.
@@ -43,9 +45,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     @property
     def tpot_s(self) -> float | None:
         """Time per output token after the first; None for a single token, which has no such time."""
-        if self.output_tokens <= 1:
-            return None
-        return (self.e2el_s - self.ttft_s) / (self.output_tokens - 1)
+        return time_per_output_token(self.ttft_s, self.e2el_s, self.output_tokens)
 
     @property
     def itls_s(self) -> list[float]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 
 from ..core.errors import ConfigurationError
-from .metrics import Distribution, Metrics
+from ..core.latency import Distribution
+from .metrics import Metrics
 from .options import BenchConfig
 from .record import RequestRecord, failure_counts
 

@@ -7,6 +7,7 @@ import aiohttp
 import msgspec
 
 from ..core.errors import ConfigurationError
+from ..core.trace import read_trace
 from .client import open_http
 from .load import Load
 from .metrics import compute_metrics
@@ -14,7 +15,7 @@ from .options import BenchConfig
 from .progress import LoadProgress
 from .report import Report, ServerInfo, environment, now_utc
 from .stream import error_text
-from .trace import read_trace, trace_workload
+from .trace import trace_workload
 from .workloads import Alphabet, Workload, synthetic_workload, warmup_workload
 
 _INFO_TIMEOUT_S = 10.0

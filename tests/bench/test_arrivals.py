@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.arrivals import closed_loop, open_loop, poisson_arrivals, scaled_arrivals
+from baton.bench.arrivals import closed_loop, open_loop, poisson_arrivals
+from baton.core.trace import scaled_arrivals
 
 
 @given(st.integers(1, 300), st.floats(0.01, 1000), st.integers(0, 2**63))

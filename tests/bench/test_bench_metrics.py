@@ -5,9 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from baton.bench.metrics import compute_metrics, distribution_ms, parse_goodput, percentile
+from baton.bench.metrics import compute_metrics, parse_goodput
 from baton.bench.record import RequestRecord, failure_counts
 from baton.core.errors import ConfigurationError
+from baton.core.latency import distribution_ms, percentile
 
 
 def record(send: float, chunks: list[float], output_tokens: int, **fields: object) -> RequestRecord:

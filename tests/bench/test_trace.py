@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench.trace import TraceRow, parse_trace, read_trace, trace_workload
+from baton.bench.trace import trace_workload
 from baton.bench.workloads import Alphabet
 from baton.core.errors import ConfigurationError
+from baton.core.trace import TraceRow, parse_trace, read_trace
 
 HEAD = Path(__file__).parents[1] / "data" / "mooncake_conversation_head.jsonl"
 
