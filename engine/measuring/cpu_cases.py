@@ -155,7 +155,7 @@ def _copy_cases(shape: ModelShape, num_tokens: int = 256) -> Iterator[Case]:
 def _sampler_cases(shape: ModelShape) -> Iterator[Case]:
     kinds = {
         "greedy": SamplingParams(temperature=0.0),
-        "temperature 0.7": SamplingParams(temperature=0.7),
+        "T 0.7": SamplingParams(temperature=0.7),
         "top-k 50": SamplingParams(temperature=0.7, top_k=50),
         "top-p 0.9": SamplingParams(temperature=0.7, top_p=0.9),
     }

@@ -162,7 +162,7 @@ class _Operands:
         return partial(moe_forward, x, logits, gate_up, down, shape.experts_per_token, True)
 
     def sampling(self) -> Iterator[Case]:
-        kinds = {"greedy": (0.0, 0, 1.0), "temperature 0.7": (0.7, 0, 1.0), "top-p 0.9": (0.7, 0, 0.9)}
+        kinds = {"greedy": (0.0, 0, 1.0), "T 0.7": (0.7, 0, 1.0), "top-p 0.9": (0.7, 0, 0.9)}
         for name, (temperature, top_k, top_p) in kinds.items():
             for rows in self.sizes.sampled_rows:
                 cost = sampling_cost(rows, self.shape.vocab_size, drawn=temperature > 0)

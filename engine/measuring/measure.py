@@ -73,7 +73,7 @@ def measure(cases: Iterable[Case], timer: Timer, limits: DeviceLimits, budget_s:
         try:
             runs: list[Run] = [case.make() for _ in range(copies_for(case.cost.bytes, timer.cold_bytes))]
             yield Measurement(case, limits, time_runs(timer, runs, budget_s))
-        except (RuntimeError, ValueError) as error:  # out of memory, a launch that was refused
+        except Exception as error:  # no memory, a kernel that does not compile, a launch that was refused: a finding
             yield Measurement(case, limits, None, f"{type(error).__name__}: {error}".splitlines()[0])
         runs = []
         if torch.cuda.is_available():
@@ -81,7 +81,7 @@ def measure(cases: Iterable[Case], timer: Timer, limits: DeviceLimits, budget_s:
 
 
 HEADER = (
-    f"{'op':<26}{'size':<24}{'bytes':>9}{'ops':>9}{'time':>11}{'spread':>8}{'floor':>11}"
+    f"{'op':<25}{'size':<23}{'bytes':>9}{'ops':>9}{'time':>11}{'spread':>8}{'floor':>11}"
     f"  {'bound':<8}{'of limit':>8}{'goal':>6}"
 )
 
@@ -89,7 +89,7 @@ HEADER = (
 def table_line(result: Measurement) -> str:
     """One line of at most 120 columns, under HEADER."""
     case = result.case
-    start = f"{case.op:<26}{case.size:<24}{_count(case.cost.bytes):>9}{_count(case.cost.flops):>9}"
+    start = f"{case.op:<25}{case.size:<23}{_count(case.cost.bytes):>9}{_count(case.cost.flops):>9}"
     if result.timing is None or result.fraction is None:
         return f"{start}  {result.problem}"[:120]
     goal = f"{result.goal:>6.0%}" if result.goal else ""

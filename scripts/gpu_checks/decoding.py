@@ -92,13 +92,17 @@ def busy_part(intervals: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return 1 - sum(p for p in pauses if p > 0) / span, max(pauses)
 
 
-def device_intervals(work: Callable[[], object]) -> list[tuple[float, float]]:
+def device_intervals(work: Callable[[], object], device: torch.device) -> list[tuple[float, float]]:
     """(begin, end) in microseconds of all that the device does for `work`, in a profile."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    on_gpu = device.type == "cuda"
+    activities = [torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU]
+    wanted = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+    with torch.profiler.profile(activities=activities) as profile:
         work()
-        torch.cuda.synchronize()
-    on_device = (event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA)
-    return [(event.time_range.start, event.time_range.end) for event in on_device]
+        if on_gpu:
+            torch.cuda.synchronize()
+    events = (event for event in profile.events() if event.device_type == wanted)
+    return [(event.time_range.start, event.time_range.end) for event in events]
 
 
 def _collect(tokens: list[list[int | None]], launched: LaunchedTokens) -> None:

@@ -88,19 +88,18 @@ class OneProcess:
         beside = f"{step * 1e3:.3f} ms, {batch / step:,.0f} tok/s" + (f", goal {goal:.0%}" if goal else "")
         ok = fraction >= goal if goal and not self._is_tiny else None
         self._row(name, f"decode {batch} x {self._context}", f"{fraction:.1%} of bandwidth", beside, ok, data)
-        if self.device.type == "cuda":
-            self._gaps(name, sequences, batch, data["host_s"])
+        self._gaps(name, sequences, batch, statistics.median(times.host))
 
     def _gaps(self, name: str, sequences: Sequences, batch: int, host_s: float) -> None:
         """Whether the device waits for the host between decode steps."""
-        intervals = device_intervals(lambda: sequences.decode(8))
+        intervals = device_intervals(lambda: sequences.decode(1 if self._is_tiny else 8), self.device)
         if not intervals:
             self._row(name, f"decode {batch}: device between steps", "no profile", "", None, {})
             return
         busy, longest = busy_part(intervals)
         beside = f"longest pause {longest:.1f} us, host {host_s * 1e3:.2f} ms"
         data = {"busy": busy, "longest_pause_us": longest}
-        ok = longest <= LONGEST_PAUSE_US
+        ok = None if self._is_tiny else longest <= LONGEST_PAUSE_US
         self._row(name, f"decode {batch}: device between steps", f"{busy:.1%} busy", beside, ok, data)
 
     def _prefill_speed(self, name: str, engine: Engine, num_tokens: int) -> None:

@@ -24,7 +24,7 @@ def beside_transformers(report: Report, one: OneProcess, model: str, *, is_tiny:
     if importlib.util.find_spec("transformers") is None:
         report.add(Row("rival", "transformers", "not installed"))
         return
-    prompt, num_tokens = list(range(1, 9 if is_tiny else 513)), 2 if is_tiny else 32
+    prompt, num_tokens = list(range(1, 9 if is_tiny else 513)), 3 if is_tiny else 32
     with tempfile.TemporaryDirectory() as base:
         folder = model_files(Path(base) / "model", model, is_tiny=is_tiny)
         engine = one.load(folder, tokens=4096)
