@@ -27,7 +27,7 @@ def decode(bench: Bench) -> str:
     for num_heads, num_kv_heads, head_dim, block_size, window, soft_cap in TINY_SHAPES if bench.is_tiny else SHAPES:
         lengths = [1, 5, 33] if bench.is_tiny else [1, 7, 256, 257, 1000, 2049, 5000]
         cache = make_cache(bench, lengths, num_kv_heads, block_size, head_dim)
-        fused = bench.random(len(lengths), num_heads + 2 * num_kv_heads, head_dim)
+        fused = bench.random(len(lengths) + 1, num_heads + 2 * num_kv_heads, head_dim)
         query, options = fused[:, :num_heads], {"window": window, "soft_cap": soft_cap}
         got = _decode(bench, query, cache, options)
         for i in range(len(lengths)):
@@ -36,21 +36,20 @@ def decode(bench: Bench) -> str:
             if bench.is_tiny and i < len(lengths) - 1:
                 continue
             alone = Cache(cache.kv, [cache.tables[i]], [lengths[i]])
-            same(_decode(bench, query[i : i + 1], alone, options)[:1], got[i : i + 1], f"alone, {lengths[i]} tokens")
+            same(_decode(bench, query[i : i + 2], alone, options)[:1], got[i : i + 1], f"alone, {lengths[i]} tokens")
         assert not got[len(lengths) :].any(), "a padding row's output is not 0"
     return f"error {worst:.1e}"
 
 
 def _decode(bench: Bench, query: torch.Tensor, cache: Cache, options: dict[str, float]) -> torch.Tensor:
-    """With one row of padding behind the sequences."""
-    count, num_heads, head_dim = len(query) + 1, *query.shape[1:]
-    rows = torch.cat((query, query[:1]))
+    """The last row of `query` is padding."""
+    count, num_heads, head_dim = query.shape
     tables = torch.cat((cache.device_tables(bench), cache.device_tables(bench)[:1]))
     lengths = bench.ints([*cache.lengths, 0])
     workspace = DecodeWorkspace.allocate(count, sum(cache.lengths), num_heads, head_dim, bench.device)
     out = bench.poisoned(count, num_heads, head_dim)
     scale = head_dim**-0.5
-    return decode_attention(rows, cache.kv, tables, lengths, workspace, scale=scale, out=out, **options)
+    return decode_attention(query, cache.kv, tables, lengths, workspace, scale=scale, out=out, **options)
 
 
 def prefill(bench: Bench) -> str:

@@ -79,4 +79,5 @@ def measure_kernels(report: Report, device: torch.device, limits: DeviceLimits, 
             value = f"{result.fraction:6.1%} of {result.bound}"
             report.add(Row("fraction", label, value, f"{result.timing.median * 1e6:,.1f} us{goal}", ok, data))
             if report.seconds_left < _LEFT_FOR_OTHERS_S and not is_tiny:
-                raise TimeoutError("the time that later stages need has begun; the rest was not measured")
+                report.add(Row("fraction", "the other cases", "not measured", "no time", None, {"skipped": True}))
+                return

@@ -1,5 +1,6 @@
 """A whole model in one process: speed against the floors, graphs against none, a request alone against in a batch."""
 
+import gc
 import random
 import statistics
 import tempfile
@@ -35,7 +36,7 @@ class OneProcess:
         self._batches = TINY_BATCHES if is_tiny else BATCHES
         self._prompts = TINY_PROMPTS if is_tiny else PROMPTS
 
-    def load(self, folder: Path, *, graphs: bool = True, deterministic: bool = False, tokens: int = 0) -> Engine:
+    def load(self, folder: Path, *, max_batch: int, deterministic: bool = False, tokens: int = 0) -> Engine:
         """`tokens`: room in the pool."""
         layers_bytes = 0 if self._is_tiny else tokens * _bytes_per_token(folder)
         return load_engine(
@@ -48,7 +49,7 @@ class OneProcess:
                 num_blocks=16 if self._is_tiny else 0,
                 threads=1,
                 deterministic=deterministic,
-                max_batch=self._batches[-1] if graphs else 0,
+                max_batch=max_batch,
                 device_memory_share=0.9,
                 kv_bytes=layers_bytes,
                 token_budget=TINY_BUDGET if self._is_tiny else BUDGET,
@@ -62,7 +63,7 @@ class OneProcess:
         with tempfile.TemporaryDirectory() as base:
             folder = model_files(Path(base) / "model", name, is_tiny=self._is_tiny)
             started = time.perf_counter()
-            engine = self.load(folder, tokens=(self._context + 64) * self._batches[-1])
+            engine = self.load(folder, max_batch=self._batches[-1], tokens=(self._context + 64) * self._batches[-1])
             self._add(name, "load, measure, capture", f"{time.perf_counter() - started:.1f} s", engine.memory_note)
             for layer in engine.pool.layers:
                 layer.normal_()
@@ -71,7 +72,7 @@ class OneProcess:
             for num_tokens in self._prompts:
                 self._prefill_speed(name, engine, num_tokens)
         del engine
-        self._free()
+        self.free()
 
     def _decode_speed(self, name: str, engine: Engine, batch: int) -> None:
         sequences = Sequences(engine, [self._context + 40] * batch)
@@ -132,16 +133,16 @@ class OneProcess:
             folder = model_files(Path(base) / "model", name, is_tiny=self._is_tiny)
             for deterministic in (False, True):
                 kind = "deterministic" if deterministic else "cuBLAS"
-                with_graphs = self.load(folder, deterministic=deterministic, tokens=16384)
+                with_graphs = self.load(folder, max_batch=8, deterministic=deterministic, tokens=16384)
                 tokens = self._generate(with_graphs, prompts)
                 if deterministic:
                     self._alone(name, with_graphs, prompts, tokens)
                 del with_graphs
-                self._free()
-                without = self.load(folder, deterministic=deterministic, graphs=False, tokens=16384)
+                self.free()
+                without = self.load(folder, max_batch=0, deterministic=deterministic, tokens=16384)
                 other = self._generate(without, prompts)
                 del without
-                self._free()
+                self.free()
                 equal = sum(a == b for a, b in zip(tokens, other, strict=True))
                 # Padding to a bucket changes the number of rows that cuBLAS sees, and so its sums.
                 ok = equal == len(prompts) if deterministic else None
@@ -172,7 +173,8 @@ class OneProcess:
     def _row(self, model: str, name: str, value: str, beside: str, ok: bool | None, data: dict[str, object]) -> None:
         self._report.add(Row("one process", f"{model}: {name}", value, beside, ok, data))
 
-    def _free(self) -> None:
+    def free(self) -> None:
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

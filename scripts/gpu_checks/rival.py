@@ -27,12 +27,13 @@ def beside_transformers(report: Report, one: OneProcess, model: str, *, is_tiny:
     prompt, num_tokens = list(range(1, 9 if is_tiny else 513)), 3 if is_tiny else 32
     with tempfile.TemporaryDirectory() as base:
         folder = model_files(Path(base) / "model", model, is_tiny=is_tiny)
-        engine = one.load(folder, tokens=4096)
+        engine = one.load(folder, max_batch=1, tokens=4096)
         sequences = Sequences(engine, [len(prompt) + num_tokens + 1])
         first = sequences.prefill([prompt], 4096)
         tokens, times = sequences.decode(num_tokens - 1)
         own, own_step = [*first, *tokens[0]], statistics.median(times.wall)
         del engine, sequences
+        one.free()
         theirs, their_step, version = _generate(folder, one.device, prompt, num_tokens)
     equal = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=True)) if a != b), len(own))
     value, beside = (

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from baton.launch.child import watch_launcher
+
 from .correctness import run_checks
 from .fractions import compile_kernels
 from .package import ROOT
@@ -36,7 +38,7 @@ def run_shards(report: Report, device: str, *, is_tiny: bool, timeout_s: float) 
 def _start(file: Path, device: str, shard: int, count: int, *, is_tiny: bool) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-P", str(ROOT / "scripts" / "gpu_check"), "--shard", device, f"{shard}/{count}"]
     command += [str(file), *(["--dry-run"] if is_tiny else [])]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _wait(report: Report, children: list["subprocess.Popen[bytes]"], files: list[Path], timeout_s: float) -> None:
@@ -53,7 +55,8 @@ def _wait(report: Report, children: list["subprocess.Popen[bytes]"], files: list
 
 
 def run_one_shard(device: str, part: str, file: Path, *, is_tiny: bool) -> None:
-    """In the child: rows go to the file as they come, a line of JSON each."""
+    """In the child, which ends with its parent: rows go to the file as they come, a line of JSON each."""
+    watch_launcher(sys.stdin.fileno())
     shard, count = (int(number) for number in part.split("/"))
     with file.open("w") as lines:
         for row in run_checks(torch.device(device), shard, count, is_tiny=is_tiny):

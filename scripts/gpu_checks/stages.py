@@ -1,6 +1,8 @@
 """The order of the stages, and how much time each must find left to start."""
 
+import os
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -14,6 +16,7 @@ from .shards import run_shards
 from .two_processes import TwoProcesses
 
 SHARDS_TIMEOUT_S = 150.0
+GRACE_S = 20.0
 
 
 def run_all(device_type: str, minutes: float, json: Path, *, is_tiny: bool) -> int:
@@ -22,6 +25,16 @@ def run_all(device_type: str, minutes: float, json: Path, *, is_tiny: bool) -> i
         sys.exit(f"gpu_check: torch {torch.__version__} sees no GPU. Without one: scripts/gpu_check --dry-run")
     report, device = Report(minutes), torch.device(device_type)
     facts: dict[str, object] = {}
+
+    def give_up() -> None:
+        """Something hangs. Workers and shards end with this process."""
+        report.add(Row("gpu_check", "the time is long over", "given up", "", False))
+        report.write(json, facts)
+        os._exit(1)
+
+    watchdog = threading.Timer(60 * minutes + GRACE_S, give_up)
+    watchdog.daemon = True
+    watchdog.start()
     report.stage("facts", 0, lambda: facts.update(find_facts(report, device, is_tiny=is_tiny)))
     try:
         _run_stages(report, device, is_tiny=is_tiny)

@@ -1,6 +1,7 @@
 """Prefill and decode as two processes on one card: tokens, what the hand-over costs, and a death in the middle."""
 
 import asyncio
+import os
 import random
 import shutil
 import statistics
@@ -20,6 +21,7 @@ from .package import has_stand_in, model_files
 from .report import Report, Row
 
 EXPOSED_GOAL = 0.04  # of TTFT
+STAGE_TIMEOUT_S = 150.0
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,12 @@ class TwoProcesses:
         with _run_directory() as run_dir:
             folder = model_files(run_dir / "model", model, is_tiny=self._is_tiny)
             configs = [self._config(run_dir, folder, role, transport) for role in (Role.PREFILL, Role.DECODE)]
-            asyncio.run(self._run(model, transport, Fleet(run_dir, configs, _keep_quiet), with_death))
+            run = self._run(model, transport, Fleet(run_dir, configs, _keep_quiet), with_death)
+            asyncio.run(asyncio.wait_for(run, min(STAGE_TIMEOUT_S, self._report.seconds_left)))
 
     def _config(self, run_dir: Path, folder: Path, role: Role, transport: str) -> WorkerConfig:
         sizes, on_gpu = self._sizes, self._device == "cuda"
-        gpu = list_gpus().gpus[0] if on_gpu and list_gpus().gpus else None
+        gpu = next(iter(list_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")).gpus), None) if on_gpu else None
         engine = EngineConfig(
             model_folder=str(folder),
             device=self._device,
