@@ -1,0 +1,141 @@
+"""DecodeTuner: how many sequences run at once on a decode worker, and how much prompt a step may carry. Pure.
+
+A step of B sequences at a mean context of s tokens takes
+
+    step(B) = base + B * per_sequence      per_sequence = per_decode + per_context * s
+
+s being the mean over the running sequences, averaged over some seconds, plus the growth that is expected of them.
+
+*The cap* is the largest B whose step stays within the TPOT target less a margin:
+
+    step(B) / (1 - r) <= target * (1 - margin)      r = prompt tokens per second * per_prompt_token
+
+Prompts that are computed here take the share r of the time, so decodes have what is left. Without a target it is the
+knee: the smallest B with 9/10 of the greatest throughput 1 / per_sequence, which is B = 9 * base / per_sequence.
+Either way it is no more than the pool holds at that context, with some head-room, for preemption computes twice.
+
+*The prompt budget* of a step is what the decodes that run now leave of the target:
+
+    (target * (1 - margin) - step(running)) / per_prompt_token
+
+and without a target what doubles the step. Its lower bound keeps prompts moving however full the batch is.
+
+A lower target never gives a higher cap: the wanted cap falls with the target, and a Setting moves monotonically with
+what is wanted.
+"""
+
+from dataclasses import dataclass
+
+from ..core.step_cost import StepCost
+from ..core.tuner_event import TunerEvent
+from ..worker.tuning import KNEE_SHARE, Bounds, Setting, in_ms, is_trusted
+
+_MEAN_S = 5.0  # running sequences and their context are averaged over
+_MOST_PROMPT_SHARE = 0.75  # of the time, that prompts can claim from the decodes
+_POOL_SHARE = 0.95  # of the pool is filled by plan
+
+
+@dataclass(frozen=True)
+class DecodeTunerConfig:
+    """The defaults hold until the costs are known. Bounds of one value force a setting."""
+
+    max_running: int
+    prompt_budget: int
+    max_running_bounds: Bounds
+    prompt_budget_bounds: Bounds
+    tpot_target_s: float | None = None
+    margin: float = 0.05  # of the target, kept free
+    interval_s: float = 1.0  # between changes
+
+
+@dataclass(frozen=True)
+class DecodeLoad:
+    """What the worker has to do now. Tokens, but for `num_running`."""
+
+    num_running: int  # sequences that decode
+    context: int  # of all of them together
+    growth: float  # that is still expected of one of them, on average over the rest of its life
+    pool: int  # KV tokens the worker holds in all
+    prompts_per_s: float = 0.0  # prompt tokens that are computed here
+
+
+class DecodeTuner:
+    """`max_running` and `prompt_budget` are for the next plan. `update` it often; it is cheap."""
+
+    def __init__(self, config: DecodeTunerConfig):
+        self._config = config
+        interval = config.interval_s
+        self._cap = Setting("cap", config.max_running, config.max_running_bounds, interval)
+        self._prompts = Setting("prompt budget", config.prompt_budget, config.prompt_budget_bounds, interval)
+        self._updated_at: float | None = None
+        self._context = 0.0  # mean of one running sequence
+        self._running = 0.0
+
+    @property
+    def max_running(self) -> int:
+        return self._cap.value
+
+    @property
+    def prompt_budget(self) -> int:
+        return self._prompts.value
+
+    def update(self, now: float, cost: StepCost, load: DecodeLoad) -> list[TunerEvent]:
+        """Change the settings where that gains enough; what changed."""
+        self._average(now, load)
+        if not is_trusted(cost) or self._context == 0.0:
+            return []
+        context = self._context + load.growth
+        events = []
+        if self._cap.may_change(now):
+            events.append(self._cap.towards(*self._wanted_cap(cost, context, load), now))
+        if self._prompts.may_change(now):
+            events.append(self._prompts.towards(*self._wanted_prompts(cost), now))
+        return [event for event in events if event is not None]
+
+    def _average(self, now: float, load: DecodeLoad) -> None:
+        """Running means; a worker without work has no context, and the last one is kept."""
+        elapsed = now - self._updated_at if self._updated_at is not None else _MEAN_S
+        self._updated_at = now
+        rate = min(elapsed / _MEAN_S, 1.0)
+        self._running += rate * (load.num_running - self._running)
+        if load.num_running:
+            context = load.context / load.num_running
+            self._context += (rate if self._context else 1.0) * (context - self._context)
+
+    # ---- the cap -------------------------------------------------------------------------------------------------
+
+    def _wanted_cap(self, cost: StepCost, context: float, load: DecodeLoad) -> tuple[float, str]:
+        """The cap that should be, and why."""
+        cap, reason = self._cap_by_time(cost, context, load.prompts_per_s)
+        fitting = _POOL_SHARE * load.pool / context
+        if fitting < cap:
+            return fitting, f"the pool holds {int(fitting)} sequences of {context:.0f} tokens"
+        return cap, reason
+
+    def _cap_by_time(self, cost: StepCost, context: float, prompts_per_s: float) -> tuple[float, str]:
+        per_sequence = max(cost.per_decode_s + cost.per_context_s * context, 1e-12)
+        target = self._config.tpot_target_s
+        if target is None:
+            cap = KNEE_SHARE / (1 - KNEE_SHARE) * cost.base_s / per_sequence
+            return cap, f"{KNEE_SHARE:.0%} of the greatest throughput needs {cap:.0f} sequences"
+        free = 1.0 - min(prompts_per_s * cost.per_prompt_token_s, _MOST_PROMPT_SHARE)
+        allowed = target * (1 - self._config.margin) * free
+        step = (cost.base_s + per_sequence * self._cap.value) / free
+        relation = "over" if step > target else "close to" if step > target * (1 - self._config.margin) else "below"
+        return (
+            allowed - cost.base_s
+        ) / per_sequence, f"predicted step {in_ms(step)} {relation} the {in_ms(target)} target"
+
+    # ---- prompts in mixed steps ----------------------------------------------------------------------------------
+
+    def _wanted_prompts(self, cost: StepCost) -> tuple[float, str]:
+        """Tokens of prompt in a step, and why."""
+        per_sequence = cost.per_decode_s + cost.per_context_s * self._context
+        step = cost.base_s + per_sequence * self._running
+        target = self._config.tpot_target_s
+        if target is None:
+            left, reason = step, f"so much doubles a step of {in_ms(step)}"
+        else:
+            left = target * (1 - self._config.margin) - step
+            reason = f"decodes take {in_ms(step)} of the {in_ms(target)} target"
+        return left / max(cost.per_prompt_token_s, 1e-12), reason

@@ -1,0 +1,103 @@
+"""Replay: what TTFT recent prompts would have had under another token budget and chunk size. Pure.
+
+It runs the packing of the scheduler (first come, first served, at most `chunk_size` of a prompt and `token_budget` in
+all per step) over the true arrivals, with predicted durations. A run of equal steps is taken in one go, so the work
+depends on the number of prompts, not on that of steps.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..core.step_cost import StepCost, chunk_products
+
+
+class SeenPrompt(NamedTuple):
+    arrived_at: float
+    num_tokens: int  # to be computed
+    num_cached: int  # in front of them
+
+
+def replay(
+    prompts: Sequence[SeenPrompt], cost: StepCost, *, token_budget: int, chunk_size: int, overlaps: bool
+) -> list[float]:
+    """Seconds from arrival to the end of the step that completes each of `prompts`, which are in order of arrival.
+
+    `overlaps`: a step is planned while the one before it still runs.
+    """
+    return _Replay(prompts, cost, token_budget, chunk_size, overlaps).ttfts()
+
+
+class _Replay:
+    def __init__(
+        self, prompts: Sequence[SeenPrompt], cost: StepCost, token_budget: int, chunk_size: int, overlaps: bool
+    ):
+        self._prompts = prompts
+        self._cost = cost
+        self._token_budget = token_budget
+        self._chunk_size = chunk_size
+        self._overlaps = overlaps
+        self._left = [prompt.num_tokens for prompt in prompts]
+        self._start = [prompt.num_cached for prompt in prompts]
+        self._queue: list[int] = []
+        self._num_arrived = 0
+        self._previous_end = self._last_end = -math.inf  # of the last two steps
+
+    def ttfts(self) -> list[float]:
+        ttfts = [0.0] * len(self._prompts)
+        while self._queue or self._num_arrived < len(self._prompts):
+            planned_at = self._arrive()
+            planned, is_full = self._plan()
+            end = self._run(planned, is_full, planned_at)
+            for index, _ in planned:
+                if not self._left[index]:
+                    ttfts[index] = end - self._prompts[index].arrived_at
+            self._queue[: len(planned)] = [index for index, _ in planned if self._left[index]]
+        return ttfts
+
+    def _next_arrival(self) -> float:
+        return self._prompts[self._num_arrived].arrived_at if self._num_arrived < len(self._prompts) else math.inf
+
+    def _arrive(self) -> float:
+        """Queue what has come when the next step is planned, which is at the time returned."""
+        planned_at = self._previous_end if self._overlaps else self._last_end
+        if not self._queue:
+            planned_at = max(planned_at, self._next_arrival())
+        while self._next_arrival() <= planned_at:
+            self._queue.append(self._num_arrived)
+            self._num_arrived += 1
+        return planned_at
+
+    def _plan(self) -> tuple[list[tuple[int, int]], bool]:
+        """(prompt, tokens) of the next step, and whether the budget is used up: nobody who comes later could join."""
+        planned, budget = [], self._token_budget
+        for index in self._queue:
+            if budget == 0:
+                break
+            tokens = min(self._left[index], self._chunk_size, budget)
+            planned.append((index, tokens))
+            budget -= tokens
+        return planned, budget == 0
+
+    def _run(self, planned: list[tuple[int, int]], is_full: bool, planned_at: float) -> float:
+        """Run the step, and the equal ones that follow until a prompt is complete or another may join. The end."""
+        start = max(planned_at, self._last_end)
+        num_steps = min(self._left[index] // tokens for index, tokens in planned)
+        if num_steps > 1 and not is_full and self._num_arrived < len(self._prompts):
+            num_steps = min(num_steps, 1 + int((self._next_arrival() - start) / max(self._seconds(planned, 1), 1e-9)))
+            num_steps = max(num_steps, 1)
+        seconds = self._seconds(planned, num_steps)
+        for index, tokens in planned:
+            self._left[index] -= tokens * num_steps
+            self._start[index] += tokens * num_steps
+        self._previous_end = start + seconds * (num_steps - 1) / num_steps if num_steps > 1 else self._last_end
+        self._last_end = start + seconds
+        return self._last_end
+
+    def _seconds(self, planned: list[tuple[int, int]], num_steps: int) -> float:
+        num_tokens, products = 0, 0.0
+        for index, tokens in planned:
+            num_tokens += tokens * num_steps
+            products += chunk_products(self._start[index], tokens * num_steps)
+        cost = self._cost
+        return cost.base_s * num_steps + cost.per_prompt_token_s * num_tokens + cost.per_product_s * products
