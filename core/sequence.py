@@ -1,5 +1,6 @@
 """Sequence: a worker's running state of one request. Every length is a property."""
 
+from array import array
 from collections.abc import Sequence as ReadOnly
 
 from .lifecycle import Event, Phase, advance
@@ -25,7 +26,7 @@ class Sequence:
         self.num_pending_tokens = 0
         self.num_computed_tokens = 0
         self.num_in_flight_tokens = 0
-        self.block_table: list[int] = []  # logical block index |-> block_id
+        self.block_table = array("i")  # logical block index |-> block_id; an array is packed for the device at once
         self.phase = Phase.WAITING
 
     @property

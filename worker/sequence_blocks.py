@@ -1,5 +1,6 @@
 """Which blocks a sequence holds, and how they come and go. The only place where ownership of blocks changes hands."""
 
+from array import array
 from collections import deque
 from collections.abc import Iterable
 
@@ -70,7 +71,7 @@ class SequenceBlocks:
             return False
         own = self.cache.allocate(num_own, state)
         self._handles[sequence.request_id] = handle
-        sequence.block_table[:] = [*handle.block_ids, *own]
+        sequence.block_table[:] = array("i", [*handle.block_ids, *own])
         sequence.num_computed_tokens = handle.num_tokens
         return True
 
@@ -107,7 +108,7 @@ class SequenceBlocks:
         if missing == 0:
             return True
         try:
-            sequence.block_table += self.cache.allocate(missing, BlockState.PRIVATE)
+            sequence.block_table.extend(self.cache.allocate(missing, BlockState.PRIVATE))
         except OutOfBlocks:
             return False
         return True
@@ -128,7 +129,7 @@ class SequenceBlocks:
             return
         num_tokens = num_full * self._block_size
         result = self.cache.insert(sequence.namespace, sequence.token_ids[:num_tokens], sequence.block_table, handle)
-        sequence.block_table[:] = result.canonical_block_ids
+        sequence.block_table[:] = array("i", result.canonical_block_ids)
         self._handles[sequence.request_id] = result.handle
         self._give_up(result.duplicate_block_ids)
 
@@ -140,8 +141,8 @@ class SequenceBlocks:
         own = self._own_blocks(sequence)
         self.cache.release(self._handles.pop(sequence.request_id))
         self._give_up(own)
-        sequence.block_table.clear()
+        del sequence.block_table[:]
         sequence.num_computed_tokens = 0
 
     def _own_blocks(self, sequence: Sequence) -> list[int]:
-        return sequence.block_table[len(self._handles[sequence.request_id].block_ids) :]
+        return sequence.block_table[len(self._handles[sequence.request_id].block_ids) :].tolist()
