@@ -15,7 +15,7 @@ KERNELS = ("auto", "torch", "triton")
 TRANSPORTS = ("auto", "shared_memory", "tcp", "gloo", "nccl", "cuda_ipc", "pinned_memory")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEVICES = ("auto", "cpu", "cuda")
-MAX_RUNNING = 4096  # slots of an engine's feedback (engine/feedback.py)
+MAX_RUNNING = 1024  # sequences that one launch of decode attention takes (kernels/gpu/attention_common.py)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def test_default_flags_are_all_auto():
         ("threads", "two", "--threads 'two'"),
         ("context_length", "-5", "--context-length '-5'"),
         ("max_running", "1.5", "--max-running '1.5'"),
-        ("max_running", "4097", "--max-running 4097.*4096"),
+        ("max_running", "1025", "--max-running 1025.*1024"),
         ("token_budget", "", "--token-budget ''"),
     ],
 )
