@@ -1,0 +1,317 @@
+"""DecodeWorker: drives the production DecodeScheduler, SequenceBlocks and RadixCache against a device cost model.
+
+The order of things is that of decode/role.py: first tokens of what was handed over, admit, make room, plan, launch,
+collect. On a device that overlaps, a step is planned while the one in front of it runs. The scheduler is asked before
+every step; what a step does to the sequences that decode is written down lazily (decode_batch.py).
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..core.lifecycle import Event, Phase
+from ..core.messages import AbortRequest, GenerateRequest, KVAbort, Message, NodeRef, RequestFailed, TokenChunk
+from ..core.request import FinishReason
+from ..core.sequence import Sequence
+from ..core.step_cost import StepShape, chunk_products
+from ..decode.scheduler import DecodePlan, DecodeScheduler
+from ..radix_cache.block_pool import BlockState
+from ..worker.prefix_return import prefix_return_id
+from .answers import Answers
+from .decode_batch import BatchEntry, DecodeBatch, Gaps
+from .handover import Handover
+from .worker_base import SimWorker, WorkerParts
+
+REPORT_INTERVAL_S = 60.0  # a long answer says at least this often that it goes on
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A forward pass, or only the sampling of first tokens after hand-overs (no prompts, no decodes)."""
+
+    ends: float
+    number: int  # SequenceBlocks.step_launched
+    has_decodes: bool
+    prompts: list[tuple[BatchEntry, int]] = field(default_factory=list)
+    sampled: list[BatchEntry] = field(default_factory=list)  # each gets the token after its prompt
+
+
+class DecodeWorker(SimWorker):
+    def __init__(self, parts: WorkerParts, answers: Answers):
+        super().__init__(parts)
+        self.scheduler = DecodeScheduler(parts.config)
+        self.gaps = Gaps()
+        self.num_tokens_generated = 0
+        self._answers = answers
+        self._entries: dict[str, BatchEntry] = {}
+        self._batch = DecodeBatch(self.gaps, answers)
+        self._arrived: list[BatchEntry] = []  # handed over, first token not yet sampled
+        self._in_flight: deque[_Step] = deque()
+        self._is_blocked = False  # the loop waits for the device
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._entries)
+
+    # ---- the loop ------------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        if self._is_blocked:
+            return
+        self._launch_arrived()
+        self._admit()
+        if self._in_flight and self._lacks_blocks():
+            self._block(0, self._step)  # it may free blocks, and only who is not in flight can be preempted
+        else:
+            self._step()
+
+    def _step(self) -> None:
+        if self._lacks_blocks():
+            self.scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
+        plan = self.scheduler.plan(self._find_room)
+        is_step = bool(plan.decodes or plan.prompts)
+        if is_step:
+            self._launch(plan)
+        self.report()
+        num_left = 1 if is_step and self.overlaps else 0
+        if len(self._in_flight) > num_left:
+            self._block(num_left, self.turn)
+        elif self._in_flight:
+            self.turn()  # one step runs, there is room for one more behind it
+
+    def _block(self, num_left: int, resume: Callable[[], None]) -> None:
+        """The loop stands still until only `num_left` steps are in flight; then it collects them and goes on."""
+        self._is_blocked = True
+        ends = self._in_flight[len(self._in_flight) - num_left - 1].ends
+        self.clock.at(max(ends, self.host_free_at), lambda: self._unblock(num_left, resume))
+
+    def _unblock(self, num_left: int, resume: Callable[[], None]) -> None:
+        while len(self._in_flight) > num_left:
+            self._collect(self._in_flight.popleft())
+        self.report()
+        self.clock.after(0.0, lambda: self._resume(resume))  # what comes in this instant is read before
+
+    def _resume(self, resume: Callable[[], None]) -> None:
+        self._is_blocked = False
+        resume()
+
+    def _launch_arrived(self) -> None:
+        """The first token of every request whose hand-over is complete: only lm_head and sampling."""
+        arrived = [entry for entry in self._arrived if self._is_live(entry)]
+        self._arrived.clear()
+        if not arrived:
+            return
+        _, ends = self.occupy_device_for(self.overheads.sampling_s, len(arrived))
+        self._in_flight.append(_Step(ends, self.blocks.step_launched(), False, sampled=arrived))
+        for entry in arrived:
+            entry.sequence.expect()
+
+    def _launch(self, plan: DecodePlan) -> None:
+        num_tokens, products = 0, 0.0
+        prompts, sampled = [], []
+        for sequence, count in plan.prompts:
+            entry = self._entries[sequence.request_id]
+            products += chunk_products(sequence.num_launched_tokens, count)
+            num_tokens += count
+            prompts.append((entry, count))
+            sequence.launched(count)
+            if sequence.num_uncomputed_tokens == 0:
+                sequence.expect()
+                sampled.append(entry)
+        num_decodes = len(plan.decodes)
+        context = self._batch.launch(plan.decodes, self._entries) if num_decodes else 0
+        shape = StepShape(num_tokens, products, num_decodes, context)
+        _, ends = self.occupy_device(shape, len(prompts))
+        self._in_flight.append(_Step(ends, self.blocks.step_launched(), num_decodes > 0, prompts, sampled))
+
+    def _collect(self, step: _Step) -> None:
+        self.blocks.step_collected(step.number)
+        if step.has_decodes:
+            num_tokens, ended = self._batch.collect(self.clock.now)
+            self.num_tokens_generated += num_tokens
+            for entry in ended:
+                self._finish(entry)
+        for entry, count in step.prompts:
+            if self._is_live(entry):
+                entry.sequence.collected(count)
+                if entry in step.sampled:
+                    entry.sequence.on(Event.PROMPT_COMPUTED)
+                self.blocks.publish(entry.sequence)
+        for entry in step.sampled:
+            if self._is_live(entry):
+                self._take_token(entry)
+
+    def _take_token(self, entry: BatchEntry) -> None:
+        """The token after a prompt: the first one, or the next one of a sequence that was preempted."""
+        now, sequence = self.clock.now, entry.sequence
+        index = sequence.num_known_output_tokens
+        sequence.append(self._answers.token_ids(entry.request.sampling.seed, index, index + 1)[0])
+        self.num_tokens_generated += 1
+        if entry.last_token_at is not None:
+            self.gaps.add(now - entry.last_token_at, 1)
+        entry.last_token_at = now
+        if index + 1 == entry.num_outputs:
+            self._finish(entry)
+        elif index == entry.num_reported:
+            self._tell_tokens(entry, index + 1)
+
+    def _finish(self, entry: BatchEntry) -> None:
+        self._batch.remove(entry, entry.num_prompt_tokens + entry.num_outputs)
+        self._end(entry)
+        self.report()  # before the client can come back with its next turn
+        self._tell_tokens(entry, entry.num_outputs, FinishReason.LENGTH)
+
+    def _tell_tokens(self, entry: BatchEntry, num_known: int, reason: FinishReason | None = None) -> None:
+        start, entry.num_reported, entry.reported_at = entry.num_reported, num_known, self.clock.now
+        token_ids = self._answers.token_ids(entry.request.sampling.seed, start, num_known)
+        self.tell_gateway(TokenChunk(entry.sequence.request_id, 0, start, token_ids, reason, entry.num_cached_tokens))
+
+    # ---- blocks --------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while (sequence := self.scheduler.next_waiting()) is not None:
+            entry = self._entries[sequence.request_id]
+            is_remote = self.network.knows(entry.prefill)
+            if not is_remote and self.blocks.is_being_computed(sequence, (e.sequence for e in self._entries.values())):
+                return
+            state = BlockState.RESERVED if is_remote else BlockState.PRIVATE
+            if not self.blocks.acquire(sequence, sequence.num_tokens + 1, state, self.scheduler.num_running):
+                return
+            self.scheduler.admit(sequence)
+            if is_remote:
+                self._receive(entry)
+            else:
+                sequence.on(Event.ADMITTED)
+                self._count_cached(entry, sequence.num_computed_tokens)
+
+    def _receive(self, entry: BatchEntry) -> None:
+        sequence, request_id = entry.sequence, entry.sequence.request_id
+        sequence.on(Event.GRANTED)
+        if entry.num_returned_tokens:
+            self._return_prefix(entry)
+        handover, first_missing = self.network.handover(request_id), sequence.num_computed_tokens
+        self.network.later(lambda: handover.open_receiver(first_missing, lambda: self._handed_over(entry, handover)))
+
+    def _return_prefix(self, entry: BatchEntry) -> None:
+        sequence, num_tokens = entry.sequence, entry.num_returned_tokens
+        assert entry.prefill is not None
+        return_id = prefix_return_id(sequence.request_id)
+        if sequence.num_computed_tokens < num_tokens:
+            self.network.send(self.ref, entry.prefill, KVAbort(return_id, "the prefix is no longer cached"))
+            return
+        handover = self.network.handover(return_id)
+        handover.open_sender(self.network.wire(self.ref), num_tokens, lambda: self.network.drop_handover(return_id))
+        handover.computed(num_tokens, self.clock.now)
+
+    def _lacks_blocks(self) -> bool:
+        return self.scheduler.num_missing_blocks(self._missing_blocks) > self._num_available_blocks()
+
+    def _missing_blocks(self, sequence: Sequence) -> int:
+        num_tokens, num_left = self._lengths(sequence)
+        return self.blocks.missing_blocks(sequence, num_tokens) if num_left > 0 else 0
+
+    def _num_available_blocks(self) -> int:
+        return self.blocks.cache.num_available
+
+    def _find_room(self, sequence: Sequence) -> int:
+        num_tokens, num_left = self._lengths(sequence)
+        if num_left <= 0 or not self.blocks.grow(sequence, num_tokens):
+            return 0
+        entry = self._entries[sequence.request_id]
+        num_known = num_tokens - sequence.num_prompt_tokens - 1  # the newest one may be in flight
+        if self.clock.now - entry.reported_at > REPORT_INTERVAL_S and num_known > entry.num_reported:
+            self._tell_tokens(entry, num_known)
+        return min(num_left, self.blocks.room(sequence) - num_tokens + 1)
+
+    def _lengths(self, sequence: Sequence) -> tuple[int, int]:
+        """Tokens it has, pending ones included, and how many it may still have."""
+        entry = self._entries[sequence.request_id]
+        num_tokens = self._batch.num_tokens(entry)
+        return num_tokens, entry.request.sampling.max_tokens - (num_tokens - sequence.num_prompt_tokens)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        entry = self._entries[sequence.request_id]
+        if entry.joined_step is not None:
+            self._batch.remove(entry, self._batch.num_tokens(entry))
+        self.blocks.release(sequence)
+        sequence.on(Event.PREEMPTED)
+        entry.prefill = None
+
+    # ---- messages and hand-overs ---------------------------------------------------------------------------------
+
+    def handle(self, sender: NodeRef, message: Message) -> None:
+        match message:
+            case GenerateRequest():
+                self._accept(message, sender)
+            case AbortRequest(request_id=request_id) | KVAbort(request_id=request_id) if (
+                entry := self._entries.get(request_id)
+            ) is not None:
+                if isinstance(message, KVAbort):
+                    self._handover_failed(entry)
+                else:
+                    self._abort(entry)
+        self.wake()
+
+    def _accept(self, message: GenerateRequest, gateway: NodeRef) -> None:
+        request = message.request
+        if self.scheduler.is_full:
+            failed = RequestFailed(request.request_id, "this worker's queue is full", True)
+            self.network.send(self.ref, gateway, failed)
+            return
+        token_ids = request.prompt_token_ids + request.output_token_ids
+        sequence = Sequence(request.request_id, request.namespace, token_ids, request.num_prompt_tokens)
+        self._entries[request.request_id] = BatchEntry(
+            request,
+            sequence,
+            message.prefill,
+            min(message.num_returned_tokens, sequence.num_tokens - 1),
+            min(self._answers.length(request.sampling.seed), request.sampling.max_tokens),
+            len(request.output_token_ids),
+            self.clock.now,
+        )
+        self.scheduler.add(sequence)
+
+    def _handed_over(self, entry: BatchEntry, handover: Handover) -> None:
+        if not self._is_live(entry):
+            return
+        sequence = entry.sequence
+        sequence.on(Event.KV_COMMITTED)
+        self.network.drop_handover(prefix_return_id(sequence.request_id))
+        self.blocks.settle(sequence)
+        sequence.num_computed_tokens = sequence.num_tokens
+        self.blocks.publish(sequence)
+        self._count_cached(entry, handover.num_cached_tokens)
+        self._arrived.append(entry)
+        self.wake()
+
+    def _handover_failed(self, entry: BatchEntry) -> None:
+        """The prompt is computed here: all of it that is not cached."""
+        entry.prefill = None
+        if entry.sequence.phase is not Phase.RECEIVING:
+            return
+        entry.sequence.on(Event.KV_FAILED)
+        self.network.drop_handover(entry.sequence.request_id)
+        self.network.drop_handover(prefix_return_id(entry.sequence.request_id))
+        self.blocks.settle(entry.sequence)
+        self._count_cached(entry, 0)
+
+    def _count_cached(self, entry: BatchEntry, num_tokens: int) -> None:
+        if entry.num_cached_tokens is None:
+            entry.num_cached_tokens = min(num_tokens, entry.request.num_prompt_tokens)
+
+    def _abort(self, entry: BatchEntry) -> None:
+        if entry.joined_step is not None:
+            self._batch.remove(entry, self._batch.num_tokens(entry))
+        self._end(entry)
+
+    def _end(self, entry: BatchEntry) -> None:
+        sequence = entry.sequence
+        del self._entries[sequence.request_id]
+        self.scheduler.remove(sequence)
+        self.network.drop_handover(sequence.request_id)
+        self.network.drop_handover(prefix_return_id(sequence.request_id))
+        self.blocks.release(sequence)
+        sequence.on(Event.ENDED)
+
+    def _is_live(self, entry: BatchEntry) -> bool:
+        return self._entries.get(entry.sequence.request_id) is entry

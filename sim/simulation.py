@@ -1,0 +1,143 @@
+"""Simulation: a fleet under a workload, in virtual time."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.config import SchedulerConfig
+from ..core.messages import NodeRef, Role, WorkerInfo
+from .answers import Answers
+from .clock import VirtualClock
+from .decode_worker import DecodeWorker
+from .device import Device, Overheads
+from .gateway import SimGateway
+from .handover import LinkSpeed
+from .network import SimNetwork
+from .prefill_worker import PrefillWorker
+from .record import SimRecord
+from .worker_base import WorkerParts
+from .workload import SimRequest
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """Workers of one kind are alike. Without prefill workers the decode workers compute the prompts (colocated)."""
+
+    num_prefill: int
+    num_decode: int
+    device: Device
+    overheads: Overheads
+    prefill: SchedulerConfig
+    decode: SchedulerConfig
+    num_blocks: int  # of each worker
+    block_size: int
+    link: LinkSpeed
+    message_s: float = 0.0
+    overlaps: bool = True
+    max_queue: int = 256
+    max_queue_delay_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class SimResult:
+    """`virtual_s`: when the last event happened; `real_s`: how long it took to get there."""
+
+    records: list[SimRecord]
+    gaps: list[tuple[float, int]]  # inter-token latencies: (seconds, how many times)
+    num_tokens_generated: int
+    num_prompt_tokens_computed: int
+    num_preemptions: int
+    num_kv_bytes: int
+    busy_s: dict[str, float]  # worker |-> seconds in which its device computed
+    num_steps: dict[str, int]
+    virtual_s: float
+    real_s: float
+
+
+class Simulation:
+    def __init__(self, config: FleetConfig, requests: Sequence[SimRequest]):
+        self.clock = VirtualClock()
+        self.network = SimNetwork(self.clock, config.link, config.message_s)
+        self.gateway = SimGateway(self.clock, self.network, config.max_queue, config.max_queue_delay_s)
+        self._config = config
+        self._requests = requests
+        answers = Answers([request.output_tokens for request in requests])
+        self.prefill = [PrefillWorker(self._parts(Role.PREFILL, i)) for i in range(config.num_prefill)]
+        self.decode = [DecodeWorker(self._parts(Role.DECODE, i), answers) for i in range(config.num_decode)]
+        for worker in (*self.prefill, *self.decode):
+            self.network.join(worker.ref, worker.handle)
+            self.gateway.worker_joined(worker.info)
+
+    def run(self) -> SimResult:
+        """Every request from its arrival to its end."""
+        began = time.perf_counter()
+        self._arrive(0)
+        self.clock.run()
+        return self._result(time.perf_counter() - began)
+
+    def idle_faults(self) -> list[str]:
+        """What is left over although nothing happens any more: empty when every block and request is accounted for."""
+        faults = []
+        for worker in (*self.prefill, *self.decode):
+            worker.blocks.cache.check_integrity()
+            ledger = worker.blocks.cache.ledger()
+            if ledger.free + ledger.cached != ledger.total:
+                faults.append(f"{worker.ref.node_id} holds blocks: {ledger}")
+            if worker.num_requests:
+                faults.append(f"{worker.ref.node_id} has {worker.num_requests} requests")
+        if self.network.num_handovers:
+            faults.append(f"{self.network.num_handovers} hand-overs are open")
+        in_flight, queued = self.gateway.dispatcher.num_in_flight, self.gateway.dispatcher.num_queued
+        if in_flight or queued or self.gateway.admission.num_in_flight:
+            faults.append(f"the gateway has {in_flight} requests in flight, {queued} queued")
+        return faults
+
+    def _arrive(self, index: int) -> None:
+        """One arrival at a time: the next one is put into the queue by the one before."""
+        if index == len(self._requests):
+            return
+        request = self._requests[index]
+
+        def arrive() -> None:
+            self.gateway.submit(request)
+            self._arrive(index + 1)
+
+        self.clock.at(request.arrival_s, arrive)
+
+    def _parts(self, role: Role, index: int) -> WorkerParts:
+        config = self._config
+        limits = config.prefill if role is Role.PREFILL else config.decode
+        info = WorkerInfo(
+            ref=NodeRef(f"{role}-{index}", index + 1),
+            roles=(role,),
+            pid=0,
+            device="simulated",
+            model="simulated",
+            model_digest="",
+            wire_digest="",
+            host_digest="",
+            endpoints=(),
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            context_length=config.num_blocks * config.block_size,
+            max_running=limits.max_running,
+            threads=1,
+        )
+        return WorkerParts(
+            self.clock, self.network, self.gateway.ref, info, limits, config.device, config.overheads, config.overlaps
+        )
+
+    def _result(self, real_s: float) -> SimResult:
+        workers = [*self.prefill, *self.decode]
+        return SimResult(
+            records=self.gateway.records,
+            gaps=[gap for worker in self.decode for gap in worker.gaps.counted],
+            num_tokens_generated=sum(worker.num_tokens_generated for worker in self.decode),
+            num_prompt_tokens_computed=sum(worker.num_prompt_tokens for worker in workers),
+            num_preemptions=sum(worker.scheduler.num_preemptions for worker in self.decode),
+            num_kv_bytes=self.network.num_kv_bytes,
+            busy_s={worker.ref.node_id: worker.busy_s for worker in workers},
+            num_steps={worker.ref.node_id: worker.num_steps for worker in workers},
+            virtual_s=self.clock.now,
+            real_s=real_s,
+        )
