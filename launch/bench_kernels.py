@@ -34,9 +34,13 @@ def bench_kernels(*, device: str = "auto", model: str = "auto", threads: int = 1
         check_writable(json)
     machine = environment()
     bench = KernelBench(device, model, threads, str(machine["processor"]))
-    for line in bench.lines():
-        print(line, flush=True)
+    print("\n".join(bench.run(_show if sys.stderr.isatty() else lambda _: None)))
     if json is not None:
         content = {"command": sys.argv, "baton": __version__, "machine": machine, **bench.as_json()}
         json.write_text(json_format.dumps(content, indent=1) + "\n")
     return EXIT_FAILED if bench.num_failed else EXIT_OK
+
+
+def _show(what: str) -> None:
+    """One line that is overwritten, and cleared at the end."""
+    print(f"\r\033[K{f'measuring {what}' if what else ''}", end="", file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
 """KernelBench: limits, cases and measurements of one device and one model's sizes, for `baton bench kernels`."""
 
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import torch
@@ -10,9 +11,9 @@ from ...core.errors import ConfigurationError
 from ...kernels.gpu.model_shapes import LLAMA_8B, MODEL_SHAPES, SMOLLM2_135M, ModelShape
 from .case import Case
 from .cpu_cases import cpu_cases
-from .limits import DeviceLimits, measure_limits
+from .limits import measure_limits
 from .measure import HEADER, Measurement, limits_text, measure, table_line
-from .timing import Timer, timer_for
+from .timing import timer_for
 
 _CPU_DTYPES = ("float16", "float32")  # of weights
 _GPU_DTYPES = ("bfloat16", "float32")
@@ -21,7 +22,7 @@ SHAPES = {shape.name.lower(): shape for shape in (SMOLLM2_135M, *MODEL_SHAPES)}
 
 
 class KernelBench:
-    """`lines` measures and prints as it goes; afterwards `as_json` has everything. `processor`: the CPU's name.
+    """`run` measures and reports; afterwards `as_json` has everything. `processor`: the CPU's name.
 
     Raises ConfigurationError for a device that is not there, a model that is not known, and without triton on a GPU.
     """
@@ -40,23 +41,37 @@ class KernelBench:
     def num_failed(self) -> int:
         return sum(result.timing is None for result in self._results)
 
-    def lines(self) -> Iterator[str]:
-        timer = timer_for(self._device)
-        yield f"{self._shape.name} on {self._name}, torch {torch.__version__}"
-        self._limits = measure_limits(timer, self._device, _GPU_DTYPES if self._is_gpu else _CPU_DTYPES)
-        yield limits_text(self._limits)
-        yield "time: median of five rounds or more; spread: slowest less fastest; of limit: floor / time"
-        yield ""
-        yield from self.table(self._cases(), timer, self._limits, _BUDGET_S)
+    def run(self, progress: Callable[[str], None]) -> list[str]:
+        """Measure everything, which takes a minute, and return the lines of the report.
 
-    def table(self, cases: Iterable[Case], timer: Timer, limits: DeviceLimits, budget_s: float) -> Iterator[str]:
-        """The header and a line for each case."""
-        yield HEADER
-        for result in measure(cases, timer, limits, budget_s):
-            self._results.append(result)
-            yield table_line(result)
+        The limits are measured before and after, and the better ones count: what else a machine does slows both the
+        limits and the ops, at different times. `progress` is told what is being measured.
+        """
+        timer = timer_for(self._device)
+        dtypes = _GPU_DTYPES if self._is_gpu else _CPU_DTYPES
+        progress("limits")
+        before = measure_limits(timer, self._device, dtypes)
+        results = list(measure(self._announced(progress), timer, before, _BUDGET_S))
+        progress("limits")
+        self._limits = before.or_better(measure_limits(timer, self._device, dtypes))
+        self._results = [replace(result, limits=self._limits) for result in results]
+        progress("")
+        return [
+            f"{self._shape.name} on {self._name}, torch {torch.__version__}",
+            limits_text(self._limits),
+            "time: median of five rounds or more; spread: slowest less fastest; of limit: floor / time",
+            "",
+            HEADER,
+            *(table_line(result) for result in self._results),
+        ]
+
+    def _announced(self, progress: Callable[[str], None]) -> Iterator[Case]:
+        for case in self._cases():
+            progress(f"{case.op}, {case.size}")
+            yield case
 
     def as_json(self) -> dict[str, object]:
+        """After `run`."""
         return {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "device": self._name,

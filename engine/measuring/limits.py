@@ -22,6 +22,11 @@ class DeviceLimits:
     bytes_per_second: float
     flops_per_second: Mapping[str, float]
 
+    def or_better(self, other: "DeviceLimits") -> "DeviceLimits":
+        """The higher of each rate; both have measured the same ones."""
+        rates = {name: max(rate, other.flops_per_second[name]) for name, rate in self.flops_per_second.items()}
+        return DeviceLimits(max(self.bytes_per_second, other.bytes_per_second), rates)
+
 
 def measure_limits(timer: Timer, device: torch.device, dtypes: tuple[str, ...], scale: int = 1) -> DeviceLimits:
     """On the CPU `dtypes` are those of weights (activations are float32). `scale` divides the sizes, for tests."""

@@ -10,7 +10,7 @@ from .case import Case, Run
 from .limits import DeviceLimits
 from .timing import Timer, Timing, time_runs
 
-_MAX_COPIES = 64
+_MAX_COPIES = 128
 _MAX_COPY_BYTES = 8 * 1024**3  # of all operands of one case
 
 

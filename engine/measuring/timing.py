@@ -43,7 +43,7 @@ class Timer(Protocol):
 class HostTimer:
     """Of the processor, whose calls return when the work is done. A round is some of the runs, each in its turn."""
 
-    def __init__(self, cold_bytes: int = 32 * 1024**2, round_s: float = 0.01):
+    def __init__(self, cold_bytes: int = 128 * 1024**2, round_s: float = 0.01):
         self.cold_bytes = cold_bytes
         self._round_s = round_s
 

@@ -63,7 +63,7 @@ def test_time_runs_takes_the_median_of_at_least_five_rounds():
 def test_operands_are_repeated_until_no_cache_holds_them():
     assert copies_for(num_bytes=1 << 20, cold_bytes=8 << 20) == 8
     assert copies_for(num_bytes=100 << 20, cold_bytes=8 << 20) == 1
-    assert copies_for(num_bytes=10, cold_bytes=8 << 20) == 64, "tiny operands lie in a cache in a model, too"
+    assert copies_for(num_bytes=10, cold_bytes=8 << 20) == 128, "tiny operands lie in a cache in a model, too"
     assert copies_for(num_bytes=0, cold_bytes=0) == 1
 
 
@@ -167,11 +167,16 @@ def test_the_bench_keeps_what_it_prints(monkeypatch):
     monkeypatch.setitem(SHAPES, "smollm2-135m", TINY)
     monkeypatch.setattr("baton.engine.measuring.bench._BUDGET_S", 0.0)
     monkeypatch.setattr("baton.engine.measuring.bench.timer_for", lambda _: HostTimer(0, 0.0))
-    monkeypatch.setattr("baton.engine.measuring.bench.measure_limits", lambda *_: LIMITS)
-    bench = KernelBench("cpu", "SmolLM2-135M", 1, "a processor")
-    lines = list(bench.lines())
+    limits = iter([LIMITS, DeviceLimits(2e9, {"float32": 1e11, "float16": 2e12})])
+    monkeypatch.setattr("baton.engine.measuring.bench.measure_limits", lambda *_: next(limits))
+    bench, told = KernelBench("cpu", "SmolLM2-135M", 1, "a processor"), []
+    lines = bench.run(told.append)
     assert lines[0].startswith("tiny on a processor, 1 thread")
+    assert lines[1] == "measured limits: 2.0 GB/s, 1 TFLOP/s float32, 2 TFLOP/s float16", "the better ones"
     content = bench.as_json()
-    assert len(content["measurements"]) == len(lines) - lines.index(HEADER) - 1
-    assert content["limits"]["bytes_per_second"] == 1e9
+    rows = content["measurements"]
+    assert len(rows) == len(lines) - lines.index(HEADER) - 1 == len(told) - 3
+    assert told[1:3] == ["linear qkv, fp16, 1 row", "linear qkv, fp16, 8 rows"]
+    assert content["limits"]["bytes_per_second"] == 2e9
+    assert rows[0]["fraction"] == pytest.approx(rows[0]["bytes"] / 2e9 / rows[0]["timing"]["median"])
     assert bench.num_failed == 0
