@@ -49,6 +49,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     chunk_size: int  # tokens of one prompt computed in one step
     max_running: int  # sequences in the running batch
     max_waiting: int = 1024  # requests accepted beyond that
+    # Where tuners may move the settings above, least and greatest; None: they are fixed.
+    token_budget_range: tuple[int, int] | None = None
+    max_running_range: tuple[int, int] | None = None
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
 
 
 class NetworkConfig(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ frame that does not decode to exactly one of these types is dropped. `MAX_FRAME_
 
 Who says what to whom:
 
-    worker -> gateway   Hello Beat Status Goodbye TokenChunk RequestFailed CacheUpdate CacheSnapshot LedgerReport
+    worker -> gateway   Hello Beat Status Tuned Goodbye TokenChunk RequestFailed CacheUpdate CacheSnapshot LedgerReport
                         Flushed
     gateway -> worker   Welcome Refused WhoAreYou Beat PeerJoined PeerLeft  GenerateRequest PrefillRequest AbortRequest
                         CacheSnapshotQuery LedgerQuery FlushCache Drain
@@ -20,7 +20,9 @@ import msgspec
 
 from .cache_events import CacheEvent
 from .request import FinishReason, Request
+from .step_cost import StepCost
 from .timeline import Timeline
+from .tuner_event import TunerEvent
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_GROUP_KEY_CHARACTERS = 256
@@ -127,6 +129,14 @@ class Status(_Wire, frozen=True):
     num_kv_bytes_received: int
     num_handover_failures: int  # hand-overs that ended in local computation
     transports: dict[str, str] = {}  # peer's node id |-> how its KV comes here: of the ring that is there, or would be
+    step_cost: StepCost | None = None  # as learned so far
+    settings: dict[str, int] = {}  # what tuners choose, or the user fixed: "token budget", "cap" ...
+
+
+class Tuned(_Wire, frozen=True):
+    """The worker has changed settings by itself; /tuner shows the last ones."""
+
+    events: list[TunerEvent]
 
 
 class Goodbye(_Wire, frozen=True):
@@ -359,6 +369,7 @@ Message = (
     | WhoAreYou
     | Beat
     | Status
+    | Tuned
     | Goodbye
     | PeerJoined
     | PeerLeft

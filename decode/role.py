@@ -25,6 +25,7 @@ from ..core.lifecycle import Event, Phase
 from ..core.messages import AbortRequest, GenerateRequest, KVAbort, KVCommit, NodeRef, RequestFailed
 from ..core.request import Request
 from ..core.sequence import Sequence
+from ..core.step_cost import StepShape
 from ..core.timeline import Station, Timeline
 from ..engine.forward_batch import Chunk, build_forward_batch
 from ..engine.launched import LaunchedTokens
@@ -33,9 +34,11 @@ from ..transfer.channels import Incoming
 from ..transfer.link import HandedOver, LinkEvent, ReceiveFailed
 from ..worker.membership import Membership
 from ..worker.prefix_return import prefix_return_id
+from ..worker.tuning_report import report_tuning
 from ..worker.workbench import Workbench
 from .entry import DecodeEntry
 from .launched_step import LaunchedStep
+from .pacing import DecodePacing
 from .scheduler import DecodePlan, DecodeScheduler
 
 logger = logging.getLogger(__name__)
@@ -46,6 +49,8 @@ class DecodeRole:
         self._bench = bench
         self._membership = membership
         self._scheduler = DecodeScheduler(bench.config.scheduler)
+        pool_tokens = bench.info.num_blocks * bench.info.block_size
+        self._pacing = DecodePacing(bench.config.scheduler, self._scheduler, pool_tokens)
         self._entries: dict[str, DecodeEntry] = {}
         self._arrived: list[tuple[DecodeEntry, KVCommit]] = []  # handed over, first token not yet sampled
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
@@ -72,6 +77,10 @@ class DecodeRole:
     def num_preemptions(self) -> int:
         return self._scheduler.num_preemptions
 
+    @property
+    def settings(self) -> dict[str, int]:
+        return self._pacing.settings
+
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def step(self, now: float) -> bool:
@@ -83,9 +92,10 @@ class DecodeRole:
         self._launch_arrived()
         self._admit(now)
         self._make_room()
+        report_tuning(self._pacing.update(now, self._bench.steps.cost), self._bench.channels)
         plan = self._scheduler.plan(self._find_room)
         if plan.chunks:
-            self._launch(plan)
+            self._launch(plan, now)
         worked = bool(self._in_flight)
         self._collect_all_but(1 if plan.chunks and self._bench.engine.overlaps else 0)
         return worked
@@ -98,14 +108,16 @@ class DecodeRole:
             return
         entries = [entry for entry, _ in arrived]
         hidden = torch.stack([torch.frombuffer(bytearray(c.hidden), dtype=torch.float32) for _, c in arrived])
-        number, tokens = self._bench.blocks.step_launched(), self._sample(entries, hidden)
+        number = self._bench.blocks.step_launched()
+        self._bench.steps.launched(number, StepShape())
+        tokens = self._sample(entries, hidden)
         self._in_flight.append(LaunchedStep([], entries, tokens, self._bench.engine.runner.progress, number))
         if not self._bench.engine.overlaps:
             self._collect_all_but(0)
 
-    def _launch(self, plan: DecodePlan) -> None:
+    def _launch(self, plan: DecodePlan, now: float) -> None:
         """One forward pass over decodes and prompt chunks, and a token for each sequence it brings up to date."""
-        chunks, sampled = [], []
+        chunks, sampled, shape = [], [], plan.shape
         for index, (sequence, num_tokens) in enumerate(plan.chunks):
             entry = self._entries[sequence.request_id]
             chunks.append(_chunk(entry, num_tokens, is_decode=index < plan.num_decodes))
@@ -115,6 +127,8 @@ class DecodeRole:
             if sequence.phase is Phase.COMPUTING:
                 entry.stamp_once(Station.PREFILL_STARTED)
         number = self._bench.blocks.step_launched()
+        self._bench.steps.launched(number, shape)
+        self._pacing.launched(shape, now)
         hidden = self._bench.engine.runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
         tokens = self._sample(sampled, hidden) if sampled else None
         self._in_flight.append(LaunchedStep(plan.chunks, sampled, tokens, self._bench.engine.runner.progress, number))
@@ -134,6 +148,7 @@ class DecodeRole:
     def _collect(self, step: LaunchedStep) -> None:
         """Wait for a step, take its tokens and publish what prompts have gained. Who has ended meanwhile is skipped."""
         token_ids = step.token_ids()
+        self._bench.steps.collected(step.number)
         self._bench.blocks.step_collected(step.number)
         complete = {entry.request.request_id for entry in step.sampled}
         for sequence, num_tokens in step.chunks:
@@ -157,6 +172,7 @@ class DecodeRole:
         chunk = entry.take(token_id)
         self._bench.counters["num_tokens_generated"] += 1
         if chunk.finish_reason is not None:
+            self._pacing.ended(entry.sequence.num_known_output_tokens)
             self._end(chunk.request_id)
             self._bench.reporter.report()  # before the client can come back with its next turn
         self._bench.tell(entry.gateway, chunk)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..core.config import SchedulerConfig
 from ..core.lifecycle import Phase
 from ..core.sequence import Sequence
+from ..core.step_cost import StepShape, chunk_products
 from ..engine.chunk_planning import plan_chunks
 
 MIN_PROMPT_SHARE = 4  # prompts get at least 1/4 of the token budget
@@ -30,6 +31,16 @@ class DecodePlan:
     def num_decodes(self) -> int:
         return len(self.decodes)
 
+    @property
+    def shape(self) -> StepShape:
+        """What the duration depends on; before the plan is launched, which makes its sequences longer."""
+        return StepShape(
+            num_prompt_tokens=sum(n for _, n in self.prompts),
+            prompt_products=sum(chunk_products(s.num_launched_tokens, n) for s, n in self.prompts),
+            num_decodes=len(self.decodes),
+            decode_context=sum(s.num_tokens for s, _ in self.decodes),
+        )
+
 
 class DecodeScheduler:
     """Requests wait in order of arrival, join the batch when their blocks are there, and leave when they end.
@@ -45,6 +56,8 @@ class DecodeScheduler:
 
     def __init__(self, config: SchedulerConfig):
         self._config = config
+        self.max_running = config.max_running  # may be changed between plans, as may the token budget
+        self.token_budget = config.token_budget
         self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Sequence] = {}  # in order of joining; RECEIVING, COMPUTING and RUNNING ones
         self._joining: dict[str, Sequence] = {}  # those of them that have not decoded yet
@@ -78,7 +91,7 @@ class DecodeScheduler:
 
     def next_waiting(self) -> Sequence | None:
         """The request whose blocks should be found next, if another one may join."""
-        if not self._waiting or len(self._running) >= self._config.max_running:
+        if not self._waiting or len(self._running) >= self.max_running:
             return None
         return self._waiting[0]
 
@@ -137,7 +150,7 @@ class DecodeScheduler:
         if not computing:
             return []
         # However many decode, prompts get a share: a steady batch must not starve those who wait to join it.
-        budget = max(self._config.token_budget - num_decodes, self._config.token_budget // MIN_PROMPT_SHARE, 1)
+        budget = max(self.token_budget - num_decodes, self.token_budget // MIN_PROMPT_SHARE, 1)
         counts = plan_chunks([s.num_uncomputed_tokens for s in computing], budget, self._config.chunk_size)
         return [(s, n) for s, n in zip(computing, counts, strict=True) if n]
 

@@ -14,4 +14,5 @@ class PrefillEntry:
     decode: NodeRef
     timeline: Timeline
     num_returned_tokens: int  # what the decode worker hands over before anything is computed
+    arrived_at: float
     num_cached_tokens: int = 0

@@ -24,6 +24,7 @@ import numpy as np
 from ..core.lifecycle import Event
 from ..core.messages import AbortRequest, KVAbort, NodeRef, PrefillRequest
 from ..core.sequence import Sequence
+from ..core.step_cost import StepShape, chunk_products
 from ..core.timeline import Station, Timeline
 from ..engine.forward_batch import Chunk, build_forward_batch
 from ..radix_cache.block_pool import BlockState
@@ -31,9 +32,11 @@ from ..transfer.channels import Incoming
 from ..transfer.link import HandedOver, LinkEvent, ReceiveFailed, SendDone, SendFailed
 from ..worker.membership import Membership
 from ..worker.prefix_return import prefix_return_id, request_id_of
+from ..worker.tuning_report import report_tuning
 from ..worker.workbench import Workbench
 from .entry import PrefillEntry
 from .launched_step import LaunchedChunk, LaunchedStep
+from .pacing import PrefillPacing
 from .scheduler import PlannedChunk, PrefillScheduler
 
 logger = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ class PrefillRole:
         self._bench = bench
         self._membership = membership
         self._scheduler = PrefillScheduler(bench.config.scheduler)
+        self._pacing = PrefillPacing(bench.config.scheduler, self._scheduler, overlaps=bench.engine.overlaps)
         self._entries: dict[str, PrefillEntry] = {}
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._max_in_flight = 2 if bench.engine.overlaps else 1
@@ -66,6 +70,10 @@ class PrefillRole:
     def num_waiting_tokens(self) -> int:
         return self._scheduler.num_waiting_tokens
 
+    @property
+    def settings(self) -> dict[str, int]:
+        return self._pacing.settings
+
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def step(self, now: float) -> bool:
@@ -74,6 +82,7 @@ class PrefillRole:
         Where the device is this processor (`overlaps` is false) a step is over once it is launched.
         """
         self._admit(now)
+        report_tuning(self._pacing.update(now, self._bench.steps.cost), self._bench.channels)
         plan = self._scheduler.plan() if len(self._in_flight) < self._max_in_flight else []
         if plan:
             self._launch(plan)
@@ -86,16 +95,18 @@ class PrefillRole:
 
     def _launch(self, plan: list[PlannedChunk]) -> None:
         """One forward pass over the planned chunks, with the hidden states of the prompts that it completes."""
-        chunks, parts = [], []
+        chunks, parts, products = [], [], 0.0
         for planned in plan:
             entry = self._entries[planned.request_id]
             sequence = entry.sequence
             start, stop = sequence.num_launched_tokens, sequence.num_launched_tokens + planned.num_tokens
             chunks.append(Chunk(sequence.token_ids[start:stop], start, sequence.block_table, planned.is_last))
+            products += chunk_products(start, planned.num_tokens)
             sequence.launched(planned.num_tokens)
             parts.append(LaunchedChunk(entry, planned.num_tokens, stop, planned.is_last))
         self._scheduler.launched(plan)
         number, runner = self._bench.blocks.step_launched(), self._bench.engine.runner
+        self._bench.steps.launched(number, StepShape(sum(c.num_tokens for c in plan), products))
         hidden = runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
         self._in_flight.append(LaunchedStep(parts, hidden, runner.progress, number))
 
@@ -109,6 +120,7 @@ class PrefillRole:
     def _collect(self, step: LaunchedStep, now: float) -> None:
         """Publish and hand on what a step has computed. Who has ended meanwhile is skipped."""
         rows = iter(self._bench.engine.runner.to_host(step.hidden))  # one for each chunk that completed a prompt
+        self._bench.steps.collected(step.number)
         self._bench.blocks.step_collected(step.number)
         for part in step.chunks:
             sequence = part.entry.sequence
@@ -162,6 +174,7 @@ class PrefillRole:
         sequence.num_computed_tokens = num_present_tokens
         entry.num_cached_tokens = num_present_tokens
         self._scheduler.resume(sequence.request_id, sequence.num_uncomputed_tokens)
+        self._pacing.saw(entry.arrived_at, sequence.num_uncomputed_tokens, num_present_tokens)
         self._bench.link.computed(sequence.request_id, num_present_tokens, now)
 
     # ---- messages and events -----------------------------------------------------------------------------------
@@ -183,7 +196,7 @@ class PrefillRole:
         sequence = Sequence(request.request_id, request.namespace, request.token_ids, len(request.token_ids))
         timeline = Timeline().stamped(Station.PREFILL_ARRIVED)
         num_returned = min(request.num_returned_tokens, sequence.num_tokens - 1)
-        self._entries[request.request_id] = PrefillEntry(sequence, gateway, request.decode, timeline, num_returned)
+        self._entries[request.request_id] = PrefillEntry(sequence, gateway, request.decode, timeline, num_returned, now)
         self._scheduler.add(request.request_id, sequence.num_tokens)
         # Open from the start, so that the decode worker gets signs of life while the prompt waits.
         self._bench.link.open_sender(request.request_id, request.decode, sequence.block_table, sequence.num_tokens, now)

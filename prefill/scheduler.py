@@ -24,6 +24,8 @@ class PrefillScheduler:
 
     def __init__(self, config: SchedulerConfig):
         self._config = config
+        self.token_budget = config.token_budget  # may be changed between plans, as may the chunk size
+        self.chunk_size = config.chunk_size
         self._waiting: deque[str] = deque()
         self._num_waiting_tokens: dict[str, int] = {}  # request_id |-> prompt tokens
         self._num_missing: dict[str, int] = {}  # request_id |-> tokens to compute, in order of admission
@@ -68,7 +70,7 @@ class PrefillScheduler:
 
     def plan(self) -> list[PlannedChunk]:
         missing = list(self._num_missing.items())
-        counts = plan_chunks([n for _, n in missing], self._config.token_budget, self._config.chunk_size)
+        counts = plan_chunks([n for _, n in missing], self.token_budget, self.chunk_size)
         return [PlannedChunk(r, n, n == left) for (r, left), n in zip(missing, counts, strict=True) if n]
 
     def launched(self, plan: list[PlannedChunk]) -> None:

@@ -26,6 +26,10 @@ class WorkerRole(Protocol):
     @property
     def num_preemptions(self) -> int: ...
 
+    @property
+    def settings(self) -> dict[str, int]:
+        """What its tuner moves, by the names of TunerEvent."""
+
     def handle(self, incoming: Incoming, now: float) -> None:
         """Take a message from a gateway; one that is another role's is ignored."""
 

@@ -20,6 +20,7 @@ from ..transfer.keys import ClusterKeys
 from ..transfer.link import KVLink
 from .cache_reporter import CacheReporter
 from .sequence_blocks import SequenceBlocks
+from .step_watch import StepWatch
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Workbench:
     channels: WorkerChannels
     link: KVLink
     reporter: CacheReporter
+    steps: StepWatch = field(default_factory=StepWatch)
     counters: Counter[str] = field(default_factory=Counter)  # num_tokens_generated, num_handover_failures
 
     @property
@@ -63,6 +65,7 @@ class Workbench:
         num_running: int,
         num_waiting_tokens: int,
         num_preemptions: int,
+        settings: dict[str, int],
         peers: Iterable[WorkerInfo],
     ) -> Status:
         states, link = self.cache.pool.counts(), self.link.counts()
@@ -83,6 +86,8 @@ class Workbench:
             num_kv_bytes_received=link.bytes_received,
             num_handover_failures=self.counters["num_handover_failures"],
             transports=self._transports(peers),
+            step_cost=self.steps.cost,
+            settings=settings,
         )
 
     def _transports(self, peers: Iterable[WorkerInfo]) -> dict[str, str]:

@@ -171,6 +171,7 @@ class Worker:
             num_running=sum(role.num_running for role in roles),
             num_waiting_tokens=sum(role.num_waiting_tokens for role in roles),
             num_preemptions=sum(role.num_preemptions for role in roles),
+            settings={name: value for role in roles for name, value in role.settings.items()},
             peers=self._membership.peers,
         )
         if status != self._last_status:

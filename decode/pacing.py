@@ -1,0 +1,74 @@
+"""DecodePacing: the tuner of a decode worker at work on its scheduler, and the load it must know. Pure.
+
+sim/ drives the same.
+"""
+
+import math
+
+from ..core.config import SchedulerConfig
+from ..core.step_cost import StepCost, StepShape
+from ..core.tuner_event import TunerEvent
+from ..worker.tuning import Bounds
+from .scheduler import DecodeScheduler
+from .tuner import DecodeLoad, DecodeTuner, DecodeTunerConfig
+
+_RATE_S = 10.0  # the rate of prompt tokens is that of so long
+_MEAN_ENDS = 64  # answers that their mean length is taken over
+
+
+class DecodePacing:
+    """Moves the scheduler's cap on running sequences and its token budget within the config's ranges."""
+
+    def __init__(self, config: SchedulerConfig, scheduler: DecodeScheduler, pool_tokens: int):
+        self._scheduler = scheduler
+        self._pool_tokens = pool_tokens
+        self._tuner: DecodeTuner | None = None
+        if config.token_budget_range is not None and config.max_running_range is not None:
+            self._tuner = DecodeTuner(
+                DecodeTunerConfig(
+                    max_running=config.max_running,
+                    prompt_budget=config.token_budget,
+                    max_running_bounds=Bounds(*config.max_running_range),
+                    prompt_budget_bounds=Bounds(*config.token_budget_range),
+                    tpot_target_s=config.tpot_target_s,
+                )
+            )
+        self._shape = StepShape()  # of the last step
+        self._prompts_per_s = 0.0
+        self._launched_at = -math.inf
+        self._mean_output = 0.0
+        self._num_ends = 0
+
+    @property
+    def settings(self) -> dict[str, int]:
+        return {"cap": self._scheduler.max_running, "token budget": self._scheduler.token_budget}
+
+    def launched(self, shape: StepShape, now: float) -> None:
+        """A step of that shape was given to the device."""
+        elapsed = min(now - self._launched_at, _RATE_S)
+        keep = math.exp(-elapsed / _RATE_S)
+        self._prompts_per_s = keep * self._prompts_per_s + shape.num_prompt_tokens / _RATE_S
+        self._shape, self._launched_at = shape, now
+
+    def ended(self, num_output_tokens: int) -> None:
+        """A request has left with so many tokens."""
+        self._num_ends = min(self._num_ends + 1, _MEAN_ENDS)
+        self._mean_output += (num_output_tokens - self._mean_output) / self._num_ends
+
+    def update(self, now: float, cost: StepCost) -> list[TunerEvent]:
+        """Before a plan: the settings it is made with; what changed."""
+        if self._tuner is None:
+            return []
+        load = DecodeLoad(
+            num_running=self._shape.num_decodes,
+            context=self._shape.decode_context,
+            growth=self._mean_output / 2,  # who runs now is, on average, half way through
+            pool=self._pool_tokens,
+            prompts_per_s=self._prompts_per_s,
+        )
+        events = self._tuner.update(now, cost, load)
+        if events:
+            # A step's budget covers its decodes too; the tuner speaks of prompts alone.
+            self._scheduler.max_running = self._tuner.max_running
+            self._scheduler.token_budget = self._tuner.prompt_budget + self._shape.num_decodes
+        return events
