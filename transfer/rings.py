@@ -10,7 +10,7 @@ from collections import defaultdict
 from ..core.config import TransferConfig
 from ..core.errors import ConfigurationError, RemoteProtocolError
 from ..core.messages import MAX_FRAME_BYTES, NodeRef, RingOffer, WorkerInfo
-from .backends.cuda_device import CudaError, cuda_device
+from .backends.cuda_device import CudaDevice, CudaError, cuda_device
 from .backends.cuda_ipc import CudaIpcReceiver, CudaIpcSender
 from .backends.pinned_memory import PinnedMemoryReceiver, PinnedMemorySender
 from .backends.process_group import GroupReceiver, GroupSender, GroupSettings
@@ -116,13 +116,9 @@ class RingMaker:
             case "shared_memory":
                 return SharedMemoryReceiver(self._run_dir, config.ring_slots, config.slot_bytes)
             case "pinned_memory":
-                return PinnedMemoryReceiver(self._run_dir, config.ring_slots, config.slot_bytes)
+                return PinnedMemoryReceiver(_card(), self._run_dir, config.ring_slots, config.slot_bytes)
             case "cuda_ipc":
-                try:
-                    device = cuda_device()
-                except CudaError as error:
-                    raise ConfigurationError(str(error)) from error
-                return CudaIpcReceiver(device, self._me.device_uuid, config.ring_slots, config.slot_bytes)
+                return CudaIpcReceiver(_card(), self._me.device_uuid, config.ring_slots, config.slot_bytes)
             case "gloo" | "nccl":
                 return GroupReceiver(
                     self._group_settings(transport, config.ring_slots, config.slot_bytes), peer.node_id
@@ -138,30 +134,27 @@ class RingMaker:
         slots_fit = 1 <= offer.num_slots <= MAX_RING_SLOTS and num_bytes <= MAX_RING_BYTES
         if not (slots_fit and least_bytes <= offer.slot_bytes <= MAX_SLOT_BYTES):
             raise RemoteProtocolError(f"a ring of {offer.num_slots} slots of {offer.slot_bytes} bytes")
+        try:
+            return self._attach(offer, peer)
+        except (ConfigurationError, PeerUnreachable) as error:
+            raise RemoteProtocolError(str(error)) from error
+
+    def _attach(self, offer: RingOffer, peer: NodeRef) -> SenderBackend:
+        ring = (offer.ring_name, offer.num_slots, offer.slot_bytes)
         match offer.transport:
             case "shared_memory":
-                return SharedMemorySender(self._run_dir, offer.ring_name, offer.num_slots, offer.slot_bytes)
+                return SharedMemorySender(self._run_dir, *ring)
             case "pinned_memory":
-                return PinnedMemorySender(self._run_dir, offer.ring_name, offer.num_slots, offer.slot_bytes)
+                return PinnedMemorySender(_card(), self._run_dir, *ring)
             case "cuda_ipc":
-                return self._map(offer, peer)
+                peer_uuid = self._channels.peer_info(peer).device_uuid
+                return CudaIpcSender(_card(), offer.ring_name, peer_uuid, offer.num_slots, offer.slot_bytes)
             case "gloo" | "nccl":
                 settings = self._group_settings(offer.transport, offer.num_slots, offer.slot_bytes)
-                try:
-                    return GroupSender(settings, peer.node_id)
-                except ConfigurationError as error:
-                    raise RemoteProtocolError(str(error)) from error
+                return GroupSender(settings, peer.node_id)
             case "tcp":
                 return TcpSender()
         raise RemoteProtocolError(f"a ring over {offer.transport!r}, which this worker does not know")
-
-    def _map(self, offer: RingOffer, peer: NodeRef) -> SenderBackend:
-        try:
-            peer_uuid = self._channels.peer_info(peer).device_uuid
-            device = cuda_device()
-        except (CudaError, PeerUnreachable) as error:
-            raise RemoteProtocolError(str(error)) from error
-        return CudaIpcSender(device, offer.ring_name, peer_uuid, offer.num_slots, offer.slot_bytes)
 
     def _group_settings(self, library: str, num_slots: int, slot_bytes: int) -> GroupSettings:
         return GroupSettings(
@@ -191,6 +184,14 @@ class RingMaker:
         for backend in self._closed:
             if not backend.join(JOIN_TIMEOUT_S):
                 logger.warning("the thread of a %s ring does not end; it is left behind", backend.transport)
+
+
+def _card() -> CudaDevice:
+    """This worker's. Raises ConfigurationError where it cannot be used."""
+    try:
+        return cuda_device()
+    except CudaError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def listen_host_of(info: WorkerInfo) -> str:

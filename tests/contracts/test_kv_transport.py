@@ -27,19 +27,18 @@ HIDDEN = np.arange(8, dtype=np.float32).tobytes()
 def cluster(
     request: pytest.FixtureRequest, fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    device, runtime = fakes.FakeCudaDevice(), fakes.FakeCudaRuntime()
+    device = fakes.FakeCudaDevice()
     monkeypatch.setattr("baton.transfer.rings.cuda_device", lambda: device)
-    monkeypatch.setattr("baton.transfer.backends.pinned_memory.cuda_runtime", lambda: runtime)
     if request.param == "nccl":
         fakes.fake_nccl(monkeypatch)
     made = fakes.Cluster(request.param, tmp_path)
-    made.device, made.runtime = device, runtime
+    made.device = device
     yield made
     made.close()
     gc.collect()
     assert not list(made.run_dir.glob("*.ring"))
     assert not device.mapped
-    assert not runtime.registered
+    assert not device.pinned
 
 
 def table(num_tokens: int, block_size: int, first: int) -> list[int]:

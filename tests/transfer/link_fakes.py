@@ -94,6 +94,7 @@ class FakeCudaDevice:
         self.allocated: dict[int, bytearray] = {}
         self.exported: dict[bytes, int] = {}
         self.mapped: dict[int, int] = {}  # address as mapped |-> address as allocated
+        self.pinned: dict[int, int] = {}  # address of host memory |-> bytes
         self.refuses: set[str] = set()  # names of methods
         self._next_address = 1 << 40
 
@@ -141,24 +142,13 @@ class FakeCudaDevice:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
+    def pin(self, address: int, num_bytes: int) -> None:
+        self._check("pin")
+        assert address not in self.pinned
+        self.pinned[address] = num_bytes
 
-class FakeCudaRuntime:
-    """cudaHostRegister and its opposite."""
-
-    def __init__(self) -> None:
-        self.registered: dict[int, int] = {}  # address |-> bytes
-        self.code = 0  # what registering answers
-
-    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
-        assert flags == 0
-        if self.code == 0:
-            assert address not in self.registered
-            self.registered[address] = num_bytes
-        return self.code
-
-    def cudaHostUnregister(self, address: int) -> int:
-        del self.registered[address]
-        return 0
+    def unpin(self, address: int) -> None:
+        del self.pinned[address]
 
 
 class FakeNccl:

@@ -5,11 +5,13 @@ The calls of the real driver are checked against a library that records them.
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from baton.core.errors import ConfigurationError, RemoteProtocolError
 from baton.core.messages import RingOffer
@@ -17,6 +19,7 @@ from baton.core.timeline import Timeline
 from baton.transfer.backends.cuda_device import CudaDevice, CudaError
 from baton.transfer.backends.cuda_ipc import CudaIpcReceiver, CudaIpcSender
 from baton.transfer.backends.pinned_memory import PinnedMemoryReceiver
+from baton.transfer.backends.process_group import GroupSender, GroupSettings
 from baton.transfer.channels import Incoming
 from baton.transfer.link import HandedOver, ReceiveFailed
 
@@ -25,15 +28,14 @@ UUID = "GPU-prefill-0"
 
 @pytest.fixture
 def cluster(fakes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    device, runtime = fakes.FakeCudaDevice(), fakes.FakeCudaRuntime()
+    device = fakes.FakeCudaDevice()
     monkeypatch.setattr("baton.transfer.rings.cuda_device", lambda: device)
-    monkeypatch.setattr("baton.transfer.backends.pinned_memory.cuda_runtime", lambda: runtime)
     made = fakes.Cluster("cuda_ipc", tmp_path)
-    made.device, made.runtime = device, runtime
+    made.device = device
     yield made
     made.close()
     assert not device.mapped
-    assert not runtime.registered
+    assert not device.pinned
 
 
 def hand_over(cluster: Any, fakes: ModuleType, p: Any, d: Any) -> Any:
@@ -57,7 +59,7 @@ def test_a_card_that_does_not_share_means_pinned_memory(cluster: Any, fakes: Mod
     assert isinstance(hand_over(cluster, fakes, p, d), HandedOver)
     assert d.link.transport_of(p.ref) == "pinned_memory"
     assert not cluster.device.allocated
-    assert len(cluster.runtime.registered) == 3  # the ring on both sides, the receiver's private copy
+    assert len(cluster.device.pinned) == 3  # the ring on both sides, the receiver's private copy
 
 
 @pytest.mark.parametrize("step", ["open", "tensor"])
@@ -76,7 +78,7 @@ def test_a_sender_that_cannot_map_the_ring_gets_pinned_memory_next_time(
 
 def test_memory_that_cannot_be_pinned_is_used_as_it_is(cluster: Any, fakes: ModuleType) -> None:
     p, d = cluster.add("prefill-0"), cluster.add("decode-0", transport="pinned_memory")
-    cluster.runtime.code = 2
+    cluster.device.refuses.add("pin")
     assert isinstance(hand_over(cluster, fakes, p, d), HandedOver)
     assert d.link.transport_of(p.ref) == "shared_memory"
     assert not list(cluster.run_dir.glob("*.ring"))
@@ -85,23 +87,31 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is(cluster: Any, fakes: Modu
 def test_a_sender_that_cannot_pin_refuses_the_ring(cluster: Any, fakes: ModuleType) -> None:
     p, d = cluster.add("prefill-0"), cluster.add("decode-0", transport="pinned_memory")
     d.link.open_receiver("first", p.ref, [4, 5, 6], 0, 9, cluster.clock.now)
-    cluster.runtime.code = 2
+    cluster.device.refuses.add("pin")
     cluster.run_until(lambda: bool(d.events))
     assert isinstance(d.take_events()[0], ReceiveFailed)
     assert isinstance(hand_over(cluster, fakes, p, d), HandedOver)
     assert d.link.transport_of(p.ref) == "shared_memory"
-    assert not cluster.runtime.registered
+    assert not cluster.device.pinned
 
 
-def test_pinning_without_a_working_driver_is_an_error_that_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_pinned_memory_without_a_working_driver_is_used_as_it_is(
+    cluster: Any, fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_driver() -> None:
-        raise RuntimeError("Found no NVIDIA driver on your system.\nmore")
+        raise CudaError("the CUDA driver cannot be loaded")
 
-    monkeypatch.setattr("baton.transfer.backends.pinned_memory.cuda_runtime", no_driver)
-    with pytest.raises(ConfigurationError, match="no NVIDIA driver"):
-        PinnedMemoryReceiver(str(tmp_path), 2, 64)
+    monkeypatch.setattr("baton.transfer.rings.cuda_device", no_driver)
+    p, d = cluster.add("prefill-0"), cluster.add("decode-0", transport="pinned_memory")
+    assert isinstance(hand_over(cluster, fakes, p, d), HandedOver)
+    assert d.link.transport_of(p.ref) == "shared_memory"
+
+
+def test_a_failed_pin_leaves_no_file(fakes: ModuleType, tmp_path: Path) -> None:
+    device = fakes.FakeCudaDevice()
+    device.refuses.add("pin")
+    with pytest.raises(ConfigurationError, match="cannot be pinned"):
+        PinnedMemoryReceiver(device, str(tmp_path), 2, 64)
     assert not list(tmp_path.iterdir())
 
 
@@ -201,6 +211,10 @@ class FakeLibrary:
                     assert bytes(arguments[1]) == b"\xab" * 64
                     assert arguments[2] == 1
                     arguments[0]._obj.value = 0x7100_0000_0000
+                case "cuMemHostRegister_v2":
+                    assert [argument.value for argument in arguments] == [0x7200_0000_0000, 640, 0]
+                case "cuMemHostUnregister":
+                    assert arguments[0].value == 0x7200_0000_0000
                 case "cuGetErrorName":
                     arguments[1]._obj.value = b"CUDA_ERROR_TEST"
             return 0
@@ -228,11 +242,46 @@ def test_the_drivers_calls_and_their_context(library: FakeLibrary) -> None:
     assert device.open(b"\xab" * 64) == 0x7100_0000_0000
     device.close(0x7100_0000_0000)
     device.free(pointer)
+    device.pin(0x7200_0000_0000, 640)
+    device.unpin(0x7200_0000_0000)
     inside = ["cuMemAlloc_v2", "cuMemGetAddressRange_v2"], ["cuIpcGetMemHandle"], ["cuIpcOpenMemHandle_v2"]
     expected = []
-    for calls in (*inside, ["cuIpcCloseMemHandle"], ["cuMemFree_v2"]):
+    outside = ["cuIpcCloseMemHandle"], ["cuMemFree_v2"], ["cuMemHostRegister_v2"], ["cuMemHostUnregister"]
+    for calls in (*inside, *outside):
         expected += ["cuCtxPushCurrent_v2", *calls, "cuCtxPopCurrent_v2"]
     assert library.calls == expected
+
+
+def test_a_tensor_over_raw_memory_is_of_the_card_that_is_said(library: FakeLibrary) -> None:
+    """Asking the driver whose memory it is would find no card that torch knows when it is a peer's."""
+    device = CudaDevice()
+    assert device._torch_device == torch.device("cuda", 0)
+    device._torch_device = torch.device("cpu")
+    memory = (ctypes.c_uint8 * 6)(1, 2, 3, 4, 5, 6)
+    tensor = device.tensor(ctypes.addressof(memory), 5)
+    assert (tensor.dtype, tensor.tolist()) == (torch.uint8, [1, 2, 3, 4, 5])
+    tensor[4] = 9
+    assert list(memory) == [1, 2, 3, 4, 9, 6]
+
+
+def test_memory_for_copies_is_allocated_for_their_stream(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compute stream's part of torch's allocator hands out memory that launched steps still write to."""
+    device, entered = CudaDevice(), []
+
+    @contextmanager
+    def stream(made: object) -> Iterator[None]:
+        entered.append(made)
+        yield
+        entered.append("left")
+
+    def empty(*arguments: Any, **named: Any) -> torch.Tensor:
+        assert entered == [device._stream]
+        return torch.zeros(3, dtype=torch.uint8)
+
+    monkeypatch.setattr("baton.transfer.backends.cuda_device.torch.cuda.stream", stream)
+    monkeypatch.setattr("baton.transfer.backends.cuda_device.torch.empty", empty)
+    assert device.empty(3).tolist() == [0, 0, 0]
+    assert entered == [device._stream, "left"]
 
 
 def test_a_refusal_has_the_drivers_name_and_leaves_the_context(library: FakeLibrary) -> None:
@@ -258,3 +307,28 @@ def test_without_a_driver_it_is_an_error_that_says_so(monkeypatch: pytest.Monkey
     monkeypatch.setattr("baton.transfer.backends.cuda_device.ctypes.CDLL", missing)
     with pytest.raises(CudaError, match=r"libcuda\.so\.1"):
         CudaDevice()
+
+
+def test_slots_of_a_group_are_not_memory_that_steps_still_use(
+    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes.fake_nccl(monkeypatch)
+    module = "baton.transfer.backends.process_group"
+    streams: list[object] = []
+
+    @contextmanager
+    def stream(made: object) -> Iterator[None]:
+        streams.append(made)
+        yield
+        streams.pop()
+
+    def empty(size: int, **named: Any) -> torch.Tensor:
+        assert (named["device"], len(streams)) == ("cuda", 1)
+        return torch.zeros(size, dtype=named["dtype"])
+
+    monkeypatch.setattr(f"{module}.DEVICES", {"nccl": "cuda"})
+    monkeypatch.setattr(f"{module}.PairGroup", lambda *arguments: None)
+    monkeypatch.setattr(f"{module}.torch.cuda.stream", stream)
+    monkeypatch.setattr(f"{module}.torch.empty", empty)
+    settings = GroupSettings("nccl", "", 2, 100, 1.0, 1.0, lambda: None)
+    assert GroupSender(settings, "decode-0").write(1, 100).nbytes == 100

@@ -1,7 +1,10 @@
-"""CudaDevice: the few calls of the CUDA driver that sharing device memory between processes takes, through ctypes.
+"""CudaDevice: the few calls of the CUDA driver that sharing memory between processes takes, through ctypes.
 
 torch's own allocator is not used for what is shared: its expandable segments cannot be. A worker sees one card, number
 0; calls work in its primary context, which is torch's as well.
+
+It is the driver that is called and not the CUDA runtime: a refusal leaves nothing behind, while the runtime keeps the
+error of a failed call for whoever asks next, which would be torch after its next kernel.
 """
 
 import ctypes
@@ -29,18 +32,6 @@ class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_byte * HANDLE_BYTES),)
 
 
-class _RawMemory:
-    """Device memory at an address, for torch to look at: numba's and CuPy's protocol."""
-
-    def __init__(self, pointer: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (pointer, False),
-            "version": 2,
-        }
-
-
 class CudaDevice:
     """Every method raises CudaError when the driver says no."""
 
@@ -54,6 +45,7 @@ class CudaDevice:
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0))
         self._context = ctypes.c_void_p()
+        self._torch_device = torch.device("cuda", 0)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         try:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -101,18 +93,26 @@ class CudaDevice:
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
 
     def tensor(self, pointer: int, num_bytes: int) -> Tensor:
-        """`[num_bytes]` uint8 over memory that is allocated or opened here; it must not outlive that."""
+        """`[num_bytes]` uint8 over memory that is allocated or opened here; it must not outlive that.
+
+        The device is said, not asked for as `__cuda_array_interface__` would have it: memory of a peer's card, which
+        this process does not see, has none that torch could name. This card's kernels and copies reach it anyhow.
+        """
         try:
-            tensor = torch.as_tensor(_RawMemory(pointer, num_bytes))
+            storage = torch._C._construct_storage_from_data_pointer(pointer, self._torch_device, num_bytes)
+            return torch.empty(0, dtype=torch.uint8, device=self._torch_device).set_(storage)
         except RuntimeError as error:
             raise CudaError(f"torch cannot look at the memory: {error}") from error
-        if tensor.data_ptr() != pointer or tensor.get_device() != 0:
-            raise CudaError("torch does not see the memory as this card's")
-        return tensor
 
     def empty(self, num_bytes: int) -> Tensor:
+        """Memory that may be written from any stream at once.
+
+        It is allocated for the copies' stream: what torch hands out for the compute stream is free only behind the
+        steps that have been launched there, which copies do not wait for.
+        """
         try:
-            return torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+            with torch.cuda.stream(self._stream):
+                return torch.empty(num_bytes, dtype=torch.uint8, device=self._torch_device)
         except RuntimeError as error:  # torch's OutOfMemoryError is one
             raise CudaError(str(error).splitlines()[0]) from error
 
@@ -121,6 +121,16 @@ class CudaDevice:
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
         self._stream.synchronize()
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        """Lock host memory for copies to and from the card, until `unpin`."""
+        with self._in_context():
+            flags = ctypes.c_uint(0)
+            self._call("cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), flags)
+
+    def unpin(self, address: int) -> None:
+        with self._in_context():
+            self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:

@@ -4,23 +4,21 @@ Cards copy to and from it without a bounce buffer. For GPUs of one host that can
 """
 
 import ctypes
-from typing import Any
-
-import torch
 
 from ...core.errors import ConfigurationError, RemoteProtocolError
+from .cuda_device import CudaDevice, CudaError
 from .shared_memory import SharedMemoryReceiver, SharedMemorySender
 
 
 class PinnedMemorySender(SharedMemorySender):
-    """Raises RemoteProtocolError as SharedMemorySender, and when the memory cannot be registered."""
+    """Raises RemoteProtocolError as SharedMemorySender, and when the memory cannot be pinned."""
 
     transport = "pinned_memory"
 
-    def __init__(self, run_dir: str, name: str, num_slots: int, slot_bytes: int) -> None:
+    def __init__(self, device: CudaDevice, run_dir: str, name: str, num_slots: int, slot_bytes: int) -> None:
         super().__init__(run_dir, name, num_slots, slot_bytes)
         try:
-            self._pinned = PinnedView(self._memory)
+            self._pinned = PinnedView(device, self._memory)
         except ConfigurationError as error:
             super().close()
             raise RemoteProtocolError(str(error)) from error
@@ -31,19 +29,19 @@ class PinnedMemorySender(SharedMemorySender):
 
 
 class PinnedMemoryReceiver(SharedMemoryReceiver):
-    """Raises ConfigurationError as SharedMemoryReceiver, and when the memory cannot be registered.
+    """Raises ConfigurationError as SharedMemoryReceiver, and when the memory cannot be pinned.
 
-    Both the ring and the private copy of a piece are registered: the card reads the copy.
+    Both the ring and the private copy of a piece are pinned: the card reads the copy.
     """
 
     transport = "pinned_memory"
 
-    def __init__(self, run_dir: str, num_slots: int, slot_bytes: int) -> None:
+    def __init__(self, device: CudaDevice, run_dir: str, num_slots: int, slot_bytes: int) -> None:
         super().__init__(run_dir, num_slots, slot_bytes)
         self._pinned: list[PinnedView] = []
         try:
             for memory in (self._memory, self._copy):
-                self._pinned.append(PinnedView(memory))
+                self._pinned.append(PinnedView(device, memory))
         except ConfigurationError:
             self.close()
             raise
@@ -55,26 +53,18 @@ class PinnedMemoryReceiver(SharedMemoryReceiver):
 
 
 class PinnedView:
-    """Memory registered with CUDA for as long as this lives. Raises ConfigurationError when it cannot be."""
+    """Memory that is pinned for as long as this lives. Raises ConfigurationError when it cannot be."""
 
-    def __init__(self, memory: memoryview) -> None:
-        try:
-            self._runtime = cuda_runtime()
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigurationError(f"host memory cannot be pinned, torch cannot use the card: {reason}") from error
+    def __init__(self, device: CudaDevice, memory: memoryview) -> None:
+        self._device = device
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        code = int(self._runtime.cudaHostRegister(self._address, memory.nbytes, 0))
-        if code != 0:
+        try:
+            device.pin(self._address, memory.nbytes)
+        except CudaError as error:
             raise ConfigurationError(
-                f"{memory.nbytes / 2**20:.0f} MiB of host memory cannot be pinned (CUDA error {code}); raise the limit "
-                "of locked memory (ulimit -l), or use --transport shared_memory"
-            )
+                f"{memory.nbytes / 2**20:.0f} MiB of host memory cannot be pinned ({error}); raise the limit of locked "
+                "memory (ulimit -l), or use --transport shared_memory"
+            ) from error
 
     def release(self) -> None:
-        self._runtime.cudaHostUnregister(self._address)
-
-
-def cuda_runtime() -> Any:
-    """torch's CUDA runtime."""
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._device.unpin(self._address)

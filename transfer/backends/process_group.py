@@ -7,6 +7,7 @@ work in the order of the KVPiece messages.
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -60,7 +61,8 @@ class _GroupEnd(RingBackend):
         self._stride = -(-settings.slot_bytes // ALIGNMENT) * ALIGNMENT
         size, device = settings.num_slots * self._stride, DEVICES[settings.library]
         try:
-            self._slots = torch.empty(size, dtype=torch.uint8, device=device)
+            with _apart_from_steps(device):
+                self._slots = torch.empty(size, dtype=torch.uint8, device=device)
         except RuntimeError as error:  # torch's OutOfMemoryError is one
             reason = str(error).splitlines()[0]
             raise ConfigurationError(f"no memory for a staging ring of {size / 2**20:.0f} MiB: {reason}") from error
@@ -133,6 +135,12 @@ class GroupReceiver(_GroupEnd, ReceiverBackend):
 
     def read(self, slot: int, num_bytes: int, payload: memoryview | None) -> PieceBuffer:
         return self.buffer(slot, num_bytes)
+
+
+def _apart_from_steps(device: str) -> AbstractContextManager[object]:
+    """For allocations. What torch hands out for the compute stream is free only behind the steps that have been
+    launched there, and slots are filled on streams that do not wait for steps."""
+    return torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext()  # type: ignore[no-untyped-call]
 
 
 # ---- the libraries -------------------------------------------------------------------------------------------------
