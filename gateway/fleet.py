@@ -1,6 +1,8 @@
-"""What `GET /workers` tells of the workers: what each said of itself, and how KV travels between them. Pure."""
+"""What `GET /workers` and `GET /tuner` tell of the workers: what each said of itself and of its steps. Pure."""
 
 from collections.abc import Sequence
+
+import msgspec
 
 from .membership import Worker
 
@@ -30,6 +32,26 @@ def _describe(worker: Worker, transports: dict[str, str]) -> dict[str, object]:
         "transports": transports,
         "memory_note": info.memory_note,
     }
+
+
+def describe_tuning(workers: Sequence[Worker]) -> list[dict[str, object]]:
+    """One entry a worker, by name. `step_cost`: seconds, see core/step_cost.py; events: newest last, `at` in seconds of
+    the worker's own clock."""
+    return [
+        {
+            "id": worker.info.ref.node_id,
+            "settings": worker.status.settings,
+            "step_cost": _fields(worker.status.step_cost),
+            "num_events": worker.num_tuner_events,
+            "events": [_fields(event) for event in worker.tuner_events],
+        }
+        for worker in sorted(workers, key=_by_name)
+        if worker.status is not None
+    ]
+
+
+def _fields(struct: msgspec.Struct | None) -> dict[str, object] | None:
+    return None if struct is None else {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
 def _by_name(worker: Worker) -> str:

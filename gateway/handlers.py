@@ -10,7 +10,7 @@ from aiohttp import web
 from ..core.errors import RequestError
 from ..core.messages import FlushCache, Flushed, LedgerQuery, LedgerReport
 from ..core.timeline import Station, Timeline
-from .fleet import describe_fleet
+from .fleet import describe_fleet, describe_tuning
 from .gateway import Gateway
 from .middleware import request_id, shown_request_id
 from .openai_api import ParsedRequest
@@ -42,6 +42,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
         web.get("/health", handlers.health),
         web.get("/ready", handlers.ready),
         web.get("/workers", handlers.workers),
+        web.get("/tuner", handlers.tuner),
         web.get("/ledger", handlers.ledger),
         web.post("/flush_cache", handlers.flush_cache),
         web.get("/metrics", handlers.metrics),
@@ -151,6 +152,7 @@ class Handlers:
             "/health",
             "/ready",
             "/workers",
+            "/tuner",
             "/ledger",
             "/metrics",
         ]
@@ -170,6 +172,11 @@ class Handlers:
         """Who is here, with what device and pool, and how KV travels between them now."""
         await self._gateway.cluster.ask_all(LedgerQuery)  # before they answer, workers send a fresh Status
         return _json({"workers": describe_fleet(list(self._gateway.membership.workers.values()))})
+
+    async def tuner(self, request: web.Request) -> web.StreamResponse:
+        """What each worker has learned of its steps, the settings it runs with, and why they are what they are."""
+        await self._gateway.cluster.ask_all(LedgerQuery)  # as for /workers
+        return _json({"workers": describe_tuning(list(self._gateway.membership.workers.values()))})
 
     async def ledger(self, request: web.Request) -> web.StreamResponse:
         """Who owns the blocks of each worker, and what is in flight here; idle when nothing is, anywhere."""

@@ -18,12 +18,15 @@ from ..core.messages import (
     Refused,
     Role,
     Status,
+    Tuned,
     Welcome,
     WhoAreYou,
     WorkerInfo,
 )
+from ..core.tuner_event import TunerEvent
 
 _REMEMBERED_LIVES = 256
+_REMEMBERED_TUNER_EVENTS = 50  # of each worker
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -64,6 +67,8 @@ class Worker:
     last_heard: float
     status: Status | None = None
     num_steps: int = 0
+    num_tuner_events: int = 0
+    tuner_events: deque[TunerEvent] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_TUNER_EVENTS))
 
     @property
     def pool_tokens(self) -> int:
@@ -111,6 +116,9 @@ class Membership:
                 worker.num_steps = num_steps
             case Status():
                 worker.status = body
+            case Tuned(events=events):
+                worker.num_tuner_events += len(events)
+                worker.tuner_events.extend(events)
         return []
 
     def goodbye(self, sender: NodeRef) -> list[Action]:

@@ -43,15 +43,43 @@ class WorkerCollector(Collector):
             for labels, status in reporting:
                 counter.add_metric(labels, getattr(status, field))
             yield counter
+        yield from _tuning(reporting)
+        yield self._tuner_events()
         yield _blocks(reporting)
         yield _usage(reporting)
         yield self._alive()
+
+    def _tuner_events(self) -> Metric:
+        events = CounterMetricFamily("baton_worker_tuner_changes", "Settings changed by tuners.", labels=_LABELS)
+        for worker in self._workers():
+            events.add_metric(_labels(worker), worker.num_tuner_events)
+        return events
 
     def _alive(self) -> Metric:
         alive = GaugeMetricFamily("baton_worker_up", "Workers in the table.", labels=_LABELS)
         for worker in self._workers():
             alive.add_metric(_labels(worker), 1)
         return alive
+
+
+def _tuning(reporting: list[tuple[list[str], Status]]) -> Iterable[Metric]:
+    settings = GaugeMetricFamily(
+        "baton_worker_setting", "Batch limits the worker runs with.", labels=(*_LABELS, "setting")
+    )
+    cost = GaugeMetricFamily(
+        "baton_worker_step_cost_seconds", "Learned cost of a step, by term.", labels=(*_LABELS, "term")
+    )
+    error = GaugeMetricFamily(
+        "baton_worker_step_cost_error_ratio", "Mean relative error of predicted step times.", labels=_LABELS
+    )
+    for labels, status in reporting:
+        for name, value in status.settings.items():
+            settings.add_metric([*labels, name.replace(" ", "_")], value)
+        if status.step_cost is not None:
+            for term in ("base", "per_prompt_token", "per_product", "per_decode", "per_context"):
+                cost.add_metric([*labels, term], getattr(status.step_cost, f"{term}_s"))
+            error.add_metric(labels, status.step_cost.relative_error)
+    yield from (settings, cost, error)
 
 
 def _blocks(reporting: list[tuple[list[str], Status]]) -> Metric:

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from ..core.errors import ConfigurationError
 from ..core.layout import BLOCK_SIZES
-from .sizes import parse_size
+from .sizes import parse_duration, parse_size
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "int8")
 KERNELS = ("auto", "torch", "triton")
@@ -51,6 +51,12 @@ class EngineFlags:
 
     token_budget: str = "auto"
     "Tokens one step of a worker computes at most."
+
+    ttft_target: str = "none"
+    "Time to the first token, for example 500ms: prefill workers choose their batch sizes for it."
+
+    tpot_target: str = "none"
+    "Time per further token, for example 50ms: decode workers choose their batch sizes for it."
 
     transport: str = "auto"
     "How KV travels between workers: auto, shared_memory, tcp, gloo (CPU), nccl, cuda_ipc or pinned_memory (GPU)."
@@ -113,6 +119,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     max_running: int | None
     token_budget: int | None
     transport: str
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
     kernels: str = "auto"
     deterministic: bool = False
     card: str = "auto"  # the only card to use: its index or UUID
@@ -154,10 +162,17 @@ def parse_engine_options(flags: EngineFlags) -> EngineOptions:
         max_running=_count("--max-running", flags.max_running, MAX_RUNNING),
         token_budget=_count("--token-budget", flags.token_budget),
         transport=flags.transport,
+        ttft_target_s=_target("--ttft-target", flags.ttft_target),
+        tpot_target_s=_target("--tpot-target", flags.tpot_target),
         kernels=flags.kernels,
         deterministic=flags.deterministic,
         card=card,
     )
+
+
+def _target(option: str, text: str) -> float | None:
+    """Seconds; "none": no target."""
+    return None if text == "none" else parse_duration(text, option)
 
 
 def require_choice(option: str, value: str, choices: tuple[str, ...]) -> None:

@@ -34,6 +34,7 @@ TOKEN_BUDGETS = {  # (device, decode)
     ("cuda", False): 8192,
     ("cuda", True): 2048,
 }
+MIN_TOKEN_BUDGET = 16  # of a tuner
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
@@ -44,7 +45,10 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
     context_length: int
     context_may_shrink: bool  # to the pool, when its size is known
     max_running: int
+    least_running: int  # the tuner of decode may go so low; equal to `max_running`: the user fixed it
     token_budget: int | None  # as the user set it; None: by device and role
+    ttft_target_s: float | None
+    tpot_target_s: float | None
     transport: str
     explanation: tuple[str, ...]
 
@@ -55,12 +59,23 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
 
     def scheduler(self, *, decode: bool) -> SchedulerConfig:
         budget = self.token_budget or TOKEN_BUDGETS[self.engine.device, decode]
+        target_s = self.tpot_target_s if decode else self.ttft_target_s
         return SchedulerConfig(
             token_budget=budget,
             # On a prefill worker a long prompt leaves half of each step to the prompts behind it.
             chunk_size=budget if decode else max(1, budget // 2),
             max_running=self.max_running,
+            token_budget_range=self._token_budget_range(budget) if target_s else None,
+            max_running_range=(self.least_running, self.max_running) if target_s else None,
+            ttft_target_s=self.ttft_target_s,
+            tpot_target_s=self.tpot_target_s,
         )
+
+    def _token_budget_range(self, budget: int) -> tuple[int, int]:
+        """Where a tuner may move it. A GPU's memory is measured with the default, so there it is the greatest one."""
+        if self.token_budget is not None:
+            return budget, budget
+        return MIN_TOKEN_BUDGET, budget if self.engine.device == "cuda" else 2 * budget
 
     def engine_config(self, *, decode: bool, share: float, ring_bytes: int) -> EngineConfig:
         """Of one worker. `share` of its card's memory and `ring_bytes` of it for hand-overs count on a GPU only."""
@@ -111,7 +126,10 @@ def resolve_engine(
         context_length=context_length,
         context_may_shrink=False,
         max_running=options.max_running or CPU_MAX_RUNNING,
+        least_running=options.max_running or 1,
         token_budget=options.token_budget,
+        ttft_target_s=options.ttft_target_s,
+        tpot_target_s=options.tpot_target_s,
         transport=options.transport,
         explanation=(
             f"{weights}, context {context_length:,} of {model.max_position_embeddings:,} tokens, "
@@ -161,7 +179,10 @@ def _on_gpu(
         context_length=context_length,
         context_may_shrink=options.context_length is None,
         max_running=options.max_running or GPU_MAX_RUNNING,
+        least_running=options.max_running or 1,
         token_budget=options.token_budget,
+        ttft_target_s=options.ttft_target_s,
+        tpot_target_s=options.tpot_target_s,
         transport=options.transport,
         explanation=(
             f"{weights}, {size} a worker, context up to {context_length:,} tokens, {compute.kernels} kernels"

@@ -1,4 +1,4 @@
-"""Sizes as people write them: `512M`, `2GiB`, `1.5g`, plain bytes; and back."""
+"""Sizes and durations as people write them: `512M`, `2GiB`, `1.5g`, plain bytes, `50ms`, `0.5s`; sizes also back."""
 
 import re
 
@@ -6,6 +6,8 @@ from ..core.errors import ConfigurationError
 
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*", re.IGNORECASE)
 
 
 def parse_size(text: str, option: str) -> int:
@@ -16,6 +18,15 @@ def parse_size(text: str, option: str) -> int:
             f"{option} {text!r} is not a size. Write a number with K, M or G behind it, for example 2G."
         )
     return int(float(match[1]) * 1024 ** _UNITS[match[2].upper()])
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Seconds, more than 0. Raises ConfigurationError naming `option`."""
+    match = _DURATION.fullmatch(text)
+    seconds = float(match[1]) * (0.001 if match[2].lower() == "ms" else 1.0) if match else 0.0
+    if seconds <= 0:
+        raise ConfigurationError(f"{option} {text!r} is not a duration. Write for example 500ms or 0.5s.")
+    return seconds
 
 
 def format_size(num_bytes: int) -> str:
