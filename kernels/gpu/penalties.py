@@ -15,7 +15,7 @@ _INTS = (torch.int32, torch.int64)
 _FLOATS = (torch.float32, torch.float64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ids_stride", "num_columns"])
 def _count(  # type: ignore[no-untyped-def]
     token_ids_ptr,  # [S, L], rows ids_stride apart
     num_prompt_tokens_ptr,
@@ -38,7 +38,7 @@ def _count(  # type: ignore[no-untyped-def]
         tl.atomic_add(slot, 2, mask=valid & is_output, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ids_stride", "num_columns"])
 def _penalise(  # type: ignore[no-untyped-def]
     logits_ptr,  # [S, vocab_size] fp32, rows logits_stride apart; changed
     token_ids_ptr,  # [S, L], rows ids_stride apart
@@ -76,7 +76,7 @@ def _penalise(  # type: ignore[no-untyped-def]
         tl.store(logits_ptr + row * logits_stride + token, logit.to(tl.float32), mask=mine)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "n"])  # they change from step to step
 def _add_bias(  # type: ignore[no-untyped-def]
     logits_ptr,  # [S, vocab_size] fp32, rows logits_stride apart; changed
     rows_ptr,  # [n]
