@@ -4,14 +4,20 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+HIGH_PRIORITY = -1  # 0 is that of forward passes
+
 
 class CopyStream:
-    """A CUDA stream for copies; on the CPU (Triton's interpreter) everything is done at once."""
+    """A CUDA stream for copies; on the CPU (Triton's interpreter) everything is done at once.
+
+    Of high priority: a copy's few blocks get the next places that become free. Else they would wait until all blocks of
+    the product that runs are placed, once for each copy that the host waits for.
+    """
 
     def __init__(self, device: torch.device):
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device, priority=HIGH_PRIORITY)  # type: ignore[no-untyped-call]
 
     def __call__(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

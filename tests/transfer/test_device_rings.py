@@ -224,11 +224,16 @@ class FakeLibrary:
         return call
 
 
+class FakeStream:
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+
+
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
     made = FakeLibrary()
     monkeypatch.setattr("baton.transfer.backends.cuda_device.ctypes.CDLL", lambda name: made)
-    monkeypatch.setattr("baton.transfer.backends.cuda_device.torch.cuda.Stream", object)
+    monkeypatch.setattr("baton.transfer.backends.cuda_device.torch.cuda.Stream", FakeStream)
     return made
 
 
@@ -282,6 +287,7 @@ def test_memory_for_copies_is_allocated_for_their_stream(library: FakeLibrary, m
     monkeypatch.setattr("baton.transfer.backends.cuda_device.torch.empty", empty)
     assert device.empty(3).tolist() == [0, 0, 0]
     assert entered == [device._stream, "left"]
+    assert device._stream.priority < 0  # before forward passes
 
 
 def test_a_refusal_has_the_drivers_name_and_leaves_the_context(library: FakeLibrary) -> None:

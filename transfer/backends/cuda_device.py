@@ -48,7 +48,8 @@ class CudaDevice:
         self._torch_device = torch.device("cuda", 0)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         try:
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            # Of high priority, as engine/copy_stream.py: a copy does not wait for the products that run.
+            self._stream = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise CudaError(f"torch cannot use the card: {str(error).splitlines()[0]}") from error
 
