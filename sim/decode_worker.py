@@ -60,14 +60,18 @@ class DecodeWorker(SimWorker):
             return
         self._launch_arrived()
         self._admit()
-        if self._in_flight and self._lacks_blocks():
-            self._block(0, self._step)  # it may free blocks, and only who is not in flight can be preempted
-        else:
+        if not self._lacks_blocks():
             self._step()
+        elif self._in_flight:
+            self._block(0, self._make_room)  # it may free blocks, and only who is not in flight can be preempted
+        else:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        self.scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
+        self._step()
 
     def _step(self) -> None:
-        if self._lacks_blocks():
-            self.scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
         plan = self.scheduler.plan(self._find_room)
         is_step = bool(plan.decodes or plan.prompts)
         if is_step:

@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "decode": {"worker", *_WORKER},
     "gateway": {"core", "vocab", "radix_cache", "transfer"},
     "bench": {"core", "vocab"},
+    "sim": {"core", "radix_cache", "prefill", "decode", "worker", "gateway"},  # of the last four what is pure
 }
 MAY_IMPORT["launch"] = {*MAY_IMPORT}
 
@@ -43,6 +44,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "gateway": {"aiohttp", "msgspec", "prometheus_client", "uvloop"},
     "bench": {"aiohttp", "cyclopts", "msgspec", "numpy", "rich", "uvloop"},
     "kernels": {"torch", "triton"},
+    "sim": {"msgspec"},
 }
 TORCH_ROOMS = {"kernels", "models", "engine", "worker", "prefill", "decode"}
 
@@ -182,11 +184,31 @@ def test_every_room_has_tests():
     assert [room for room in ROOMS if not list((ROOT / "tests" / room).glob("test_*.py"))] == []
 
 
-@pytest.mark.parametrize("module", ["gateway.app", "bench.command", "vocab.source", "transfer.channels", "launch.cli"])
+_WITHOUT_TORCH = ["gateway.app", "bench.command", "vocab.source", "transfer.channels", "launch.cli", "sim.simulation"]
+
+
+@pytest.mark.parametrize("module", _WITHOUT_TORCH)
 def test_it_starts_without_torch(module):
     code = f"import sys, baton.{module}; sys.exit('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr or "torch was imported"
+
+
+def test_the_simulation_has_no_scheduler_of_its_own():
+    """What it finds must hold for the server: it drives the production classes and decides nothing itself."""
+    decided_elsewhere = re.compile(r"Scheduler|Queue|Router|Placement|Admission|Tuner|Policy")
+    decisions = {"plan", "next_waiting", "admit", "make_room", "choose", "enqueue", "with_credit", "acquire", "evict"}
+    imported, wrong = set(), []
+    for path in (ROOT / "sim").glob("*.py"):
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.ImportFrom):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ClassDef) and decided_elsewhere.search(node.name):
+                wrong.append(f"{_name(path)}: class {node.name}")
+            elif isinstance(node, ast.FunctionDef) and node.name in decisions:
+                wrong.append(f"{_name(path)}: {node.name}")
+    assert wrong == []
+    assert imported >= {"DecodeScheduler", "PrefillScheduler", "SequenceBlocks", "Dispatcher", "Placement", "Admission"}
 
 
 def _structure_sections() -> dict[str, str]:
