@@ -33,7 +33,7 @@ from .replay import ReplayRules, SeenPrompt
 
 _WINDOW_S = 45.0  # of prompts that are replayed,
 _LEAST_PROMPTS = 64  # but so many in any case, that bursts are remembered,
-_MOST_PROMPTS = 384  # and no more
+_MOST_PROMPTS = 256  # and no more
 _ENOUGH_PROMPTS = 8  # to judge by
 _MOST_BACKLOG = 64  # prompts
 _JUDGE_IN_S = 1.0  # the replays of one judgement are spread over that
