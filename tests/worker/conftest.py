@@ -267,6 +267,9 @@ class House:
             bench.cache.check_integrity()
             ledger = bench.ledger(self.workers[ref].num_requests)
             assert ledger.idle, (ref, ledger)
+            for role in self.workers[ref]._roles:
+                if isinstance(role, DecodeRole):  # each slot of the device's newest tokens is free, once
+                    assert sorted(role._free_slots) == list(range(bench.config.scheduler.max_running))
             self.network.send(self.gateway, ref, LedgerQuery(1))
         self.settle()
         assert all(ledger.idle for ledger in self.ledgers.values())
