@@ -54,7 +54,7 @@ class DecodeLoad:
 
     num_running: int  # sequences that decode
     context: int  # of all of them together
-    growth: float  # that is still expected of one of them, on average over the rest of its life
+    growth: float  # by which their mean context is expected to rise; 0 in a steady state, where the longest leave
     pool: int  # KV tokens the worker holds in all
     prompts_per_s: float = 0.0  # prompt tokens that are computed here
 
@@ -87,7 +87,8 @@ class DecodeTuner:
         context = self._context + load.growth
         events = []
         if self._cap.may_change(now):
-            events.append(self._cap.towards(*self._wanted_cap(cost, context, load), now))
+            wanted, reason, is_late = self._wanted_cap(cost, context, load)
+            events.append(self._cap.towards(wanted, reason, now, is_late=is_late))
         if self._prompts.may_change(now):
             events.append(self._prompts.towards(*self._wanted_prompts(cost), now))
         return [event for event in events if event is not None]
@@ -104,27 +105,27 @@ class DecodeTuner:
 
     # ---- the cap -------------------------------------------------------------------------------------------------
 
-    def _wanted_cap(self, cost: StepCost, context: float, load: DecodeLoad) -> tuple[float, str]:
-        """The cap that should be, and why."""
-        cap, reason = self._cap_by_time(cost, context, load.prompts_per_s)
+    def _wanted_cap(self, cost: StepCost, context: float, load: DecodeLoad) -> tuple[float, str, bool]:
+        """The cap that should be, why, and whether the present one misses the target (more than half of the margin)."""
+        cap, reason, is_late = self._cap_by_time(cost, context, load.prompts_per_s)
         fitting = _POOL_SHARE * load.pool / context
         if fitting < cap:
-            return fitting, f"the pool holds {int(fitting)} sequences of {context:.0f} tokens"
-        return cap, reason
+            return fitting, f"the pool holds {int(fitting)} sequences of {context:.0f} tokens", is_late
+        return cap, reason, is_late
 
-    def _cap_by_time(self, cost: StepCost, context: float, prompts_per_s: float) -> tuple[float, str]:
+    def _cap_by_time(self, cost: StepCost, context: float, prompts_per_s: float) -> tuple[float, str, bool]:
         per_sequence = max(cost.per_decode_s + cost.per_context_s * context, 1e-12)
         target = self._config.tpot_target_s
         if target is None:
             cap = KNEE_SHARE / (1 - KNEE_SHARE) * cost.base_s / per_sequence
-            return cap, f"{KNEE_SHARE:.0%} of the greatest throughput needs {cap:.0f} sequences"
+            return cap, f"{KNEE_SHARE:.0%} of the greatest throughput needs {cap:.0f} sequences", False
         free = 1.0 - min(prompts_per_s * cost.per_prompt_token_s, _MOST_PROMPT_SHARE)
         allowed = target * (1 - self._config.margin) * free
         step = (cost.base_s + per_sequence * self._cap.value) / free
         relation = "over" if step > target else "close to" if step > target * (1 - self._config.margin) else "below"
-        return (
-            allowed - cost.base_s
-        ) / per_sequence, f"predicted step {in_ms(step)} {relation} the {in_ms(target)} target"
+        is_late = step > target * (1 - self._config.margin / 2)
+        cap = (allowed - cost.base_s) / per_sequence
+        return cap, f"predicted step {in_ms(step)} {relation} the {in_ms(target)} target", is_late
 
     # ---- prompts in mixed steps ----------------------------------------------------------------------------------
 

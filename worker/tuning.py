@@ -52,10 +52,14 @@ class Setting:
     def may_change(self, now: float) -> bool:
         return now - self._changed_at >= self.interval_s
 
-    def towards(self, wanted: float, reason: str, now: float) -> TunerEvent | None:
-        """Move in the direction of `wanted`; None when nothing changes."""
+    def towards(self, wanted: float, reason: str, now: float, *, is_late: bool = False) -> TunerEvent | None:
+        """Move in the direction of `wanted`; None when nothing changes.
+
+        `is_late`: a target is being missed, so less is wanted however small the difference.
+        """
         wanted = self.bounds.clip(wanted)
-        if self.value / (1 + LEAST_GAIN) < wanted < self.value * (1 + LEAST_GAIN) or not self.may_change(now):
+        lowest = self.value if is_late else self.value / (1 + LEAST_GAIN)
+        if lowest <= wanted < self.value * (1 + LEAST_GAIN) or not self.may_change(now):
             return None
         return self.set(max(min(wanted, math.ceil(self.value * self.ramp)), int(self.value / self.ramp)), reason, now)
 

@@ -18,6 +18,14 @@ def test_it_moves_when_the_gain_is_large_enough_and_says_why() -> None:
     assert setting.value == 9
 
 
+def test_a_missed_target_needs_no_gain() -> None:
+    setting = Setting("cap", 100, Bounds(1, 256), interval_s=1.0)
+    assert setting.towards(99, "", 0.0) is None
+    assert setting.towards(101, "", 0.0, is_late=True) is None
+    assert setting.towards(99, "", 0.0, is_late=True) is not None
+    assert setting.value == 99
+
+
 def test_it_changes_once_in_an_interval_and_by_a_factor_at_most() -> None:
     setting = Setting("cap", 10, Bounds(1, 64), interval_s=2.0)
     assert setting.towards(60, "", 5.0) is not None
