@@ -78,6 +78,22 @@ def test_a_host_buffer_waits_for_its_own_copy_only(monkeypatch: pytest.MonkeyPat
     assert log == ["wait 0", "wait 0", "wait 1", "wait 2"]
 
 
+def test_the_event_of_a_copy_stands_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its host buffer would be filled anew while it is still being read."""
+    sender = Upload(CPU, 64)
+    at_event: list[int] = []
+
+    def event(device: torch.device) -> Recorded:
+        at_event.append(int(sender.buffer.view(torch.int64)[7]))
+        return Recorded([], 0)
+
+    monkeypatch.setattr(upload, "record_event", event)
+    packing = Packing([Field("a", np.int64, (8,))])
+    for number in (5, 6, 7):
+        sender.send(packing, {"a": number})
+    assert at_event == [5, 6, 7]
+
+
 def test_a_larger_packing_makes_the_buffers_grow() -> None:
     sender = Upload(CPU, 64)
     small, large = (Packing([Field("a", np.int64, (size,))]) for size in (8, 1000))

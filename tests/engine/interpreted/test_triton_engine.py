@@ -123,6 +123,14 @@ def test_drawn_and_suppressed_tokens_equal_the_cpu_sampler(engines) -> None:
     assert torch.equal(logits[0], before[0])
 
 
+@pytest.mark.parametrize("rule", [{"top_k": 2}, {"top_p": 0.05}, {"min_p": 0.6}, {}])
+def test_a_rule_holds_when_no_other_row_has_one(engines, rule: dict[str, float]) -> None:
+    logits = torch.randn((3, 320), generator=torch.Generator().manual_seed(4))
+    rows = [SamplingRow(SamplingParams(seed=i, **rule), 0, 5) for i in range(3)]
+    ours, theirs = (engine.sampler.launch(logits, rows).token_ids() for engine in engines)
+    assert ours == theirs
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_half_precision_from_the_weights_to_the_cache(
     tiny_qwen3: Path, engines, load, requests, run, deterministic
