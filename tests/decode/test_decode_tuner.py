@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.step_cost import StepCost, StepShape
@@ -115,6 +115,7 @@ LOADS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(COSTS, LOADS), max_size=20), st.none() | st.floats(1e-4, 1.0))
 def test_bounds_hold_whatever_comes(inputs: list[tuple[StepCost, DecodeLoad]], target: float | None) -> None:
     tuner = make(target=target, low=2, high=100)
@@ -125,6 +126,7 @@ def test_bounds_hold_whatever_comes(inputs: list[tuple[StepCost, DecodeLoad]], t
         assert 16 <= tuner.prompt_budget <= 4096
 
 
+@settings(deadline=None)
 @given(COSTS, LOADS, st.floats(1e-3, 1.0), st.floats(0.1, 1.0), st.integers(1, 256))
 def test_a_lower_target_never_gives_a_higher_cap(
     cost: StepCost, one: DecodeLoad, target: float, share: float, cap: int
@@ -136,6 +138,7 @@ def test_a_lower_target_never_gives_a_higher_cap(
         assert low.max_running <= high.max_running
 
 
+@settings(deadline=None)
 @given(COSTS, LOADS, st.none() | st.floats(1e-3, 1.0))
 def test_constant_input_settles(cost: StepCost, one: DecodeLoad, target: float | None) -> None:
     tuner = make(target)

@@ -4,7 +4,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.config import SchedulerConfig
@@ -126,6 +126,7 @@ PROMPTS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(COSTS, PROMPTS, st.none() | st.floats(1e-3, 10.0), st.floats(0, 1))
 def test_bounds_hold_and_constant_input_settles(
     cost: StepCost, prompts: list[tuple[float, int, int]], target: float | None, handover: float

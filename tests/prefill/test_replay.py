@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.config import SchedulerConfig
@@ -77,6 +77,7 @@ def step_by_step(prompts: list[SeenPrompt], cost: StepCost, rules: ReplayRules) 
 PROMPTS = st.lists(st.builds(SeenPrompt, st.integers(0, 60), st.integers(1, 60), st.integers(0, 40)), max_size=10)
 
 
+@settings(deadline=None)
 @given(PROMPTS, st.integers(1, 24), st.sampled_from([1, 2, 4]), st.booleans())
 def test_it_is_what_the_scheduler_does(prompts: list[SeenPrompt], budget: int, share: int, overlaps: bool) -> None:
     prompts = sorted(prompts)
@@ -84,6 +85,7 @@ def test_it_is_what_the_scheduler_does(prompts: list[SeenPrompt], budget: int, s
     assert replay(prompts, COST, rules) == step_by_step(prompts, COST, rules)
 
 
+@settings(deadline=None)
 @given(PROMPTS, st.integers(4, 24), st.booleans())
 def test_growing_steps_are_taken_in_one_go_where_the_budget_is_full(
     prompts: list[SeenPrompt], budget: int, overlaps: bool

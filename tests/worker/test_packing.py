@@ -1,7 +1,7 @@
 """Length-aware packing: literals, and against first come, first served."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.engine.chunk_planning import plan_chunks
@@ -49,6 +49,7 @@ def completions(remaining: list[int], budget: int, first_plan: list[int]) -> lis
     return done
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=8), st.integers(1, 24))
 def test_nobody_is_complete_later_than_in_order(remaining: list[int], budget: int) -> None:
     in_order, packed = plan_chunks(remaining, budget, budget), pack_chunks(remaining, budget, budget)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.step_cost import StepCost, StepShape, chunk_products
@@ -149,6 +149,7 @@ def test_one_stall_moves_the_prediction_by_little() -> None:
     assert learner.cost.seconds(shape) == pytest.approx(0.1, rel=0.01)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
