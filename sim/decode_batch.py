@@ -6,7 +6,7 @@ and collected in that order.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..core.messages import NodeRef
 from ..core.request import Request
@@ -49,9 +49,11 @@ class Gaps:
 
 @dataclass
 class _Launched:
+    """A step in flight. Who ends before it is collected is taken out."""
+
     size: int
     joiners: list[BatchEntry]
-    num_dead: int = 0  # members that ended before the step was collected
+    sits_out_next: list[BatchEntry] = field(default_factory=list)
 
 
 class DecodeBatch:
@@ -88,21 +90,26 @@ class DecodeBatch:
         """The oldest step in flight is over: how many tokens it brought, and whose answers are complete with it."""
         step = self._num_launched - len(self._in_flight)
         launched = self._in_flight.popleft()
-        self._gaps.add(now - self._collected_at, launched.size - len(launched.joiners) - launched.num_dead)
+        self._gaps.add(now - self._collected_at, launched.size - len(launched.joiners))
         for entry in launched.joiners:
-            if entry.last_token_at is not None and entry.joined_step is not None:
-                self._gaps.add(now - entry.last_token_at, 1)
+            assert entry.last_token_at is not None
+            self._gaps.add(now - entry.last_token_at, 1)
+        for entry in launched.sits_out_next:
+            entry.last_token_at = now
         self._collected_at = now
         ended = [entry for entry in self._ends.pop(step, ()) if entry.ends_with == step]
-        return launched.size - launched.num_dead, ended
+        return launched.size, ended
 
     def remove(self, entry: BatchEntry, num_known: int) -> None:
         """It has ended or is preempted, with so many known tokens; its sequence is up to date then."""
         if entry.joined_step is not None:
             oldest = self._num_launched - len(self._in_flight)
             for step, launched in enumerate(self._in_flight, oldest):
-                launched.num_dead += step >= entry.joined_step
+                launched.size -= step >= entry.joined_step
+                if step == entry.joined_step:
+                    launched.joiners.remove(entry)
             self._forget(entry)
+            entry.last_token_at = self._collected_at
         entry.ends_with = None
         self._write(entry, num_known)
 
@@ -114,11 +121,19 @@ class DecodeBatch:
             self._forget(entry)
             self._write(entry, num_tokens)
             if entry.ends_with is not None and entry.ends_with >= self._num_launched:
-                entry.ends_with = None  # it sits out and will join again
+                self._sit_out(entry)
         joiners = [entries[s.request_id] for s, _ in decodes if s.request_id not in self._members]
         for entry in joiners:
             self._join(entry)
         return joiners
+
+    def _sit_out(self, entry: BatchEntry) -> None:
+        """It has left for want of a block, and will join again."""
+        entry.ends_with = None
+        if self._in_flight:
+            self._in_flight[-1].sits_out_next.append(entry)
+        else:
+            entry.last_token_at = self._collected_at
 
     def _join(self, entry: BatchEntry) -> None:
         step, num_tokens = self._num_launched, entry.sequence.num_tokens
@@ -135,7 +150,6 @@ class DecodeBatch:
         del self._members[entry.sequence.request_id]
         self._context_offset -= entry.tokens_at_join - entry.joined_step
         entry.joined_step = None
-        entry.last_token_at = self._collected_at
 
     def _write(self, entry: BatchEntry, num_known: int) -> None:
         """The newest token's KV is what the next step would compute."""

@@ -48,6 +48,7 @@ class DecodeWorker(SimWorker):
         self._arrived: list[BatchEntry] = []  # handed over, first token not yet sampled
         self._in_flight: deque[_Step] = deque()
         self._is_blocked = False  # the loop waits for the device
+        self._unread: list[Callable[[], None]] = []
 
     @property
     def num_requests(self) -> int:
@@ -58,7 +59,20 @@ class DecodeWorker(SimWorker):
     def turn(self) -> None:
         if self._is_blocked:
             return
+        self._read()
         self._launch_arrived()
+        if self._in_flight and not self.overlaps:
+            self._block(0, self._admit_and_go_on)  # first tokens do not wait for the step behind them
+        else:
+            self._admit_and_go_on()
+
+    def _read(self) -> None:
+        """What has come in since the last turn. Not before: a loop that waits for its device reads nothing."""
+        unread, self._unread = self._unread, []
+        for action in unread:
+            action()
+
+    def _admit_and_go_on(self) -> None:
         self._admit()
         if not self._lacks_blocks():
             self._step()
@@ -82,6 +96,8 @@ class DecodeWorker(SimWorker):
             self._block(num_left, self.turn)
         elif self._in_flight:
             self.turn()  # one step runs, there is room for one more behind it
+        elif self._unread:
+            self.wake()  # it came while the loop waited for first tokens
 
     def _block(self, num_left: int, resume: Callable[[], None]) -> None:
         """The loop stands still until only `num_left` steps are in flight; then it collects them and goes on."""
@@ -194,7 +210,11 @@ class DecodeWorker(SimWorker):
         if entry.num_returned_tokens:
             self._return_prefix(entry)
         handover, first_missing = self.network.handover(request_id), sequence.num_computed_tokens
-        self.network.later(lambda: handover.open_receiver(first_missing, lambda: self._handed_over(entry, handover)))
+
+        def arrived() -> None:
+            self._put(lambda: self._handed_over(entry, handover))
+
+        self.network.later(lambda: handover.open_receiver(first_missing, arrived))
 
     def _return_prefix(self, entry: BatchEntry) -> None:
         sequence, num_tokens = entry.sequence, entry.num_returned_tokens
@@ -244,17 +264,20 @@ class DecodeWorker(SimWorker):
     # ---- messages and hand-overs ---------------------------------------------------------------------------------
 
     def handle(self, sender: NodeRef, message: Message) -> None:
+        self._put(lambda: self._handle(sender, message))
+
+    def _put(self, action: Callable[[], None]) -> None:
+        self._unread.append(action)
+        self.wake()
+
+    def _handle(self, sender: NodeRef, message: Message) -> None:
         match message:
             case GenerateRequest():
                 self._accept(message, sender)
-            case AbortRequest(request_id=request_id) | KVAbort(request_id=request_id) if (
-                entry := self._entries.get(request_id)
-            ) is not None:
-                if isinstance(message, KVAbort):
-                    self._handover_failed(entry)
-                else:
-                    self._abort(entry)
-        self.wake()
+            case AbortRequest(request_id=request_id) if request_id in self._entries:
+                self._abort(self._entries[request_id])
+            case KVAbort(request_id=request_id) if request_id in self._entries:
+                self._handover_failed(self._entries[request_id])
 
     def _accept(self, message: GenerateRequest, gateway: NodeRef) -> None:
         request = message.request
@@ -286,7 +309,6 @@ class DecodeWorker(SimWorker):
         self.blocks.publish(sequence)
         self._count_cached(entry, handover.num_cached_tokens)
         self._arrived.append(entry)
-        self.wake()
 
     def _handover_failed(self, entry: BatchEntry) -> None:
         """The prompt is computed here: all of it that is not cached."""
