@@ -37,6 +37,11 @@ class StepWatch:
         self._device_free_at = now
 
     @property
+    def learned(self) -> StepCost | None:
+        """`cost`, once it comes from steps."""
+        return self.cost if self.cost.num_samples else None
+
+    @property
     def cost(self) -> StepCost:
         """What a step costs, as far as it is known; see `worker.tuning.is_trusted`."""
         now = self._clock()

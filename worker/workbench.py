@@ -86,7 +86,7 @@ class Workbench:
             num_kv_bytes_received=link.bytes_received,
             num_handover_failures=self.counters["num_handover_failures"],
             transports=self._transports(peers),
-            step_cost=self.steps.cost,
+            step_cost=self.steps.learned,
             settings=settings,
         )
 
