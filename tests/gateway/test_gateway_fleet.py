@@ -1,9 +1,11 @@
-"""GET /workers: what each worker said of itself, and how KV travels between them."""
+"""GET /workers and GET /tuner: what each worker said of itself, of the way of its KV, and of its steps."""
 
 import msgspec
 
 from baton.core.messages import Role, Status
-from baton.gateway.fleet import describe_fleet
+from baton.core.step_cost import StepCost
+from baton.core.tuner_event import TunerEvent
+from baton.gateway.fleet import describe_fleet, describe_tuning
 from baton.gateway.membership import Worker
 
 STATUS = Status(*[0] * 15)
@@ -27,3 +29,18 @@ def test_both_ends_of_a_pair_show_its_transport(world_module):
         "memory_note": "0.9 x 140 GiB = 126 GiB",
     }
     assert (entries[1]["id"], entries[1]["transports"]) == ("prefill-0", {"decode-0": "cuda_ipc"})
+
+
+def test_a_tuner_tells_what_it_learned_what_it_chose_and_why(world_module):
+    d = Worker(world_module.worker_info("decode-0", Role.DECODE), 0.0)
+    assert describe_tuning([d]) == []  # it has not said anything yet
+    cost = StepCost(0.01, 0.001, 0.0, 0.002, 0.0, num_samples=40, relative_error=0.1)
+    d.status = msgspec.structs.replace(STATUS, step_cost=cost, settings={"cap": 9})
+    d.tuner_events.append(TunerEvent(5.0, "cap", 12, 9, "predicted step 61 ms over the 50 ms target"))
+    d.num_tuner_events = 1
+    [entry] = describe_tuning([d])
+    assert entry["settings"] == {"cap": 9}
+    assert (entry["step_cost"]["per_decode_s"], entry["step_cost"]["num_samples"]) == (0.002, 40)
+    assert entry["events"] == [
+        {"at": 5.0, "what": "cap", "old": 12, "new": 9, "reason": "predicted step 61 ms over the 50 ms target"}
+    ]

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.core.messages import Role, Status
+from baton.core.messages import Role, Status, Tuned
+from baton.core.tuner_event import TunerEvent
 
 BODY = {"prompt": "hi", "max_tokens": 500}
 
@@ -64,6 +65,9 @@ def test_workers_report(in_world: Any, world_module: Any) -> None:
         assert found[f"baton_worker_handover_failures_total{{{labels}}}"] == 1
         assert found[f"baton_kv_cache_usage_ratio{{{labels}}}"] == 0.5
         assert found['baton_worker_blocks{role="decode",state="cached",worker="decode-0"}'] == 40
+        decode.say(Tuned([TunerEvent(5.0, "cap", 12, 9, "too slow"), TunerEvent(6.0, "cap", 9, 8, "too slow")]))
+        await world_module.until(lambda: world.gateway.membership.workers[decode.ref].num_tuner_events)
+        assert (await samples(world))[f"baton_worker_tuner_changes_total{{{labels}}}"] == 2
         decode.leave()
         await world_module.until(lambda: len(world.gateway.membership.workers) == 1)
         assert not any("decode-0" in name for name in await samples(world))

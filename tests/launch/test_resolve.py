@@ -34,6 +34,19 @@ def test_batch_limits_by_role(builders):
     assert (decode.token_budget, decode.chunk_size, decode.max_running) == (256, 256, 64)
 
 
+def test_a_target_lets_the_tuner_of_its_pool_move_what_the_user_has_not_fixed(builders):
+    def ranges(decode, **changes):
+        options = msgspec.structs.replace(builders.AUTO, **changes)
+        scheduler = builders.resolve(options, builders.MACHINE, builders.SMOLLM2, 2).scheduler(decode=decode)
+        return scheduler.token_budget_range, scheduler.max_running_range
+
+    assert ranges(decode=False) == ranges(decode=True) == (None, None)
+    assert ranges(decode=False, ttft_target_s=0.5) == ((16, 1024), (1, 64))
+    assert ranges(decode=True, ttft_target_s=0.5) == (None, None)
+    assert ranges(decode=True, tpot_target_s=0.05) == ((16, 512), (1, 64))
+    assert ranges(decode=True, tpot_target_s=0.05, max_running=9, token_budget=100) == ((100, 100), (9, 9))
+
+
 def test_what_the_user_sets_is_kept(builders):
     options = msgspec.structs.replace(
         builders.AUTO,

@@ -92,11 +92,20 @@ def test_default_flags_are_all_auto():
         ("max_running", "1.5", "--max-running '1.5'"),
         ("max_running", "1025", "--max-running 1025.*1024"),
         ("token_budget", "", "--token-budget ''"),
+        ("ttft_target", "500", "--ttft-target '500'.*500ms"),
+        ("ttft_target", "0ms", "--ttft-target '0ms'"),
+        ("tpot_target", "-1s", "--tpot-target '-1s'"),
     ],
 )
 def test_a_wrong_flag_is_named_with_what_is_right(flag, value, words):
     with pytest.raises(ConfigurationError, match=words):
         parse_engine_options(dataclasses.replace(EngineFlags(), **{flag: value}))
+
+
+def test_targets_are_durations_and_off_by_default():
+    assert parse_engine_options(EngineFlags()).ttft_target_s is None
+    options = parse_engine_options(EngineFlags(ttft_target="500ms", tpot_target="0.05 s"))
+    assert (options.ttft_target_s, options.tpot_target_s) == (0.5, 0.05)
 
 
 def test_memory_is_bounded_by_the_container(tmp_path):

@@ -1,0 +1,52 @@
+"""What a step took: from its launch, or from the end of the step in front of it."""
+
+import pytest
+
+from baton.core.step_cost import StepShape
+from baton.worker.step_watch import StepWatch
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(overlaps: bool, seconds_of: dict[int, float], num_rounds: int) -> StepWatch:
+    """Steps of different sizes, one after the other or each launched while the one before runs."""
+    clock = Clock()
+    watch = StepWatch(clock)
+    sizes = list(seconds_of) * num_rounds
+    free_at, waiting = clock.now, None
+    for number, size in enumerate(sizes):
+        watch.launched(number, StepShape(num_prompt_tokens=size))
+        if overlaps and waiting is not None:
+            clock.now = free_at
+            watch.collected(waiting)
+        free_at = max(free_at, clock.now) + seconds_of[size]
+        waiting = number
+        if not overlaps:
+            clock.now = free_at
+            watch.collected(number)
+            clock.now += 0.5
+            free_at = clock.now
+    return watch
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_the_cost_is_that_of_the_device_not_of_waiting(overlaps: bool) -> None:
+    seconds_of = {100: 0.3, 200: 0.5, 400: 0.9}  # 0.1 s and 2 ms a token
+    cost = run(overlaps, seconds_of, 60).cost
+    for size, seconds in seconds_of.items():
+        assert cost.seconds(StepShape(num_prompt_tokens=size)) == pytest.approx(seconds, rel=0.05)
+
+
+def test_nothing_is_told_before_there_were_steps() -> None:
+    assert StepWatch(Clock()).learned is None
+
+
+def test_a_step_that_was_not_launched_is_a_bug() -> None:
+    with pytest.raises(KeyError):
+        StepWatch(Clock()).collected(1)
