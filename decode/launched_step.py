@@ -17,6 +17,9 @@ class LaunchedStep:
     progress: LayerProgress
     number: int  # SequenceBlocks.step_launched
 
+    def is_done(self) -> bool:
+        return self.progress.is_done() if self.tokens is None else self.tokens.is_done()
+
     def token_ids(self) -> list[int | None]:
         """Wait for the device: a token for each of `sampled`, None where no logit is finite."""
         if self.tokens is not None:

@@ -55,6 +55,7 @@ class DecodeRole:
         self._arrived: list[tuple[DecodeEntry, KVCommit]] = []  # handed over, first token not yet sampled
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._free_slots = list(range(bench.config.scheduler.max_running))  # of the device's newest tokens
+        self._has_newcomer = False  # a request came that `_admit` has not seen
         self._draining = False
 
     @property
@@ -84,20 +85,26 @@ class DecodeRole:
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def step(self, now: float) -> bool:
-        """Launch the next step, then collect the ones before it: the device never waits for the host.
+        """Collect what is over and launch the next step behind the one that runs: the device never waits for the host.
 
-        Where the device is this processor (`overlaps` is false) a step is over once it is launched, and collected at
-        once.
+        Nor does the host for the device, or a hand-over would move one ring of pieces a step. Where the device is this
+        processor (`overlaps` is false) a step is over once it is launched, and collected at once.
         """
         self._launch_arrived()
-        self._admit(now)
+        self._collect_done()
+        is_ahead = sum(bool(step.chunks) for step in self._in_flight) > 1
+        if self._has_newcomer or not is_ahead:
+            self._admit(now)
+        if is_ahead:
+            return True
         self._make_room()
         report_tuning(self._pacing.update(now, self._bench.steps.cost), self._bench.channels)
         plan = self._scheduler.plan(self._find_room)
         if plan.chunks:
             self._launch(plan, now)
         worked = bool(self._in_flight)
-        self._collect_all_but(1 if plan.chunks and self._bench.engine.overlaps else 0)
+        if not self._bench.engine.overlaps:
+            self._collect_all()
         return worked
 
     def _launch_arrived(self) -> None:
@@ -113,7 +120,7 @@ class DecodeRole:
         tokens = self._sample(entries, hidden)
         self._in_flight.append(LaunchedStep([], entries, tokens, self._bench.engine.runner.progress, number))
         if not self._bench.engine.overlaps:
-            self._collect_all_but(0)
+            self._collect_all()
 
     def _launch(self, plan: DecodePlan, now: float) -> None:
         """One forward pass over decodes and prompt chunks, and a token for each sequence it brings up to date."""
@@ -141,8 +148,12 @@ class DecodeRole:
             entry.sequence.expect()
         return tokens
 
-    def _collect_all_but(self, num_left: int) -> None:
-        while len(self._in_flight) > num_left:
+    def _collect_done(self) -> None:
+        while self._in_flight and self._in_flight[0].is_done():
+            self._collect(self._in_flight.popleft())
+
+    def _collect_all(self) -> None:
+        while self._in_flight:
             self._collect(self._in_flight.popleft())
 
     def _collect(self, step: LaunchedStep) -> None:
@@ -181,6 +192,7 @@ class DecodeRole:
 
     def _admit(self, now: float) -> None:
         """Let requests join while there is a place and there are blocks for them."""
+        self._has_newcomer = False
         while (sequence := self._scheduler.next_waiting()) is not None:
             entry = self._entries[sequence.request_id]
             is_remote = self._membership.knows(entry.prefill)
@@ -234,7 +246,7 @@ class DecodeRole:
 
     def _make_room(self) -> None:
         if self._scheduler.num_missing_blocks(self._missing_blocks) > self._num_available_blocks():
-            self._collect_all_but(0)  # it may free blocks, and only who is not in flight can be preempted
+            self._collect_all()  # it may free blocks, and only who is not in flight can be preempted
             self._scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
 
     def _missing_blocks(self, sequence: Sequence) -> int:
@@ -292,6 +304,7 @@ class DecodeRole:
             request, sequence, gateway, message.prefill, timeline, num_returned
         )
         self._scheduler.add(sequence)
+        self._has_newcomer = True
 
     def _why_not(self, request: Request) -> tuple[str, bool] | None:
         """(reason, retryable) when the request cannot be taken."""

@@ -297,6 +297,9 @@ def test_a_step_longer_than_the_lease_does_not_end_hand_overs_whose_messages_lie
         h.random_step()
     prompt = PROMPT[:12]
     h.generate("a", prompt, 6, d, p)
+    while h.network.queues[(h.gateway, p)]:
+        h.network.deliver((h.gateway, p))
+    h.turn(p)
     while not h.benches[d].link.counts().receivers:
         h.random_step()
     while h.workers[p].num_requests:  # all of it is on its way to decode, which reads none of it
