@@ -30,8 +30,9 @@ from ..core.step_cost import StepCost
 from ..core.tuner_event import TunerEvent
 from ..worker.tuning import KNEE_SHARE, Bounds, Setting, in_ms, is_trusted
 
-_MEAN_S = 5.0  # running sequences and their context are averaged over
+_MEAN_S = 10.0  # running sequences and their context are averaged over
 _MOST_PROMPT_SHARE = 0.75  # of the time, that prompts can claim from the decodes
+_FULL = 0.8  # of the cap runs: then it is the cap that makes steps long
 _POOL_SHARE = 0.95  # of the pool is filled by plan
 
 
@@ -106,7 +107,7 @@ class DecodeTuner:
     # ---- the cap -------------------------------------------------------------------------------------------------
 
     def _wanted_cap(self, cost: StepCost, context: float, load: DecodeLoad) -> tuple[float, str, bool]:
-        """The cap that should be, why, and whether the present one misses the target (more than half of the margin)."""
+        """The cap that should be, why, and whether the present one is used and eats into the margin."""
         cap, reason, is_late = self._cap_by_time(cost, context, load.prompts_per_s)
         fitting = _POOL_SHARE * load.pool / context
         if fitting < cap:
@@ -123,7 +124,7 @@ class DecodeTuner:
         allowed = target * (1 - self._config.margin) * free
         step = (cost.base_s + per_sequence * self._cap.value) / free
         relation = "over" if step > target else "close to" if step > target * (1 - self._config.margin) else "below"
-        is_late = step > target * (1 - self._config.margin / 2)
+        is_late = step > target * (1 - self._config.margin / 2) and self._running > _FULL * self._cap.value
         cap = (allowed - cost.base_s) / per_sequence
         return cap, f"predicted step {in_ms(step)} {relation} the {in_ms(target)} target", is_late
 
