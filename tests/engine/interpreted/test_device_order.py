@@ -5,6 +5,7 @@ On a GPU these mistakes give old tokens and torn pieces now and then; here each 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ import torch
 
 from baton.core.layout import BlockLayout
 from baton.core.request import SamplingParams
-from baton.engine import device_kv_cache_pool, device_sampler
+from baton.engine import device_kv_cache_pool, device_sampler, model_runner
 from baton.engine.device_kv_cache_pool import DeviceKVCachePool
 from baton.engine.device_sampler import DeviceSampler
+from baton.engine.engine import Engine
 from baton.engine.feedback import make_feedback
+from baton.engine.forward_batch import build_forward_batch
 from baton.engine.launched import record_event
 from baton.engine.sampler import SamplingRow
 
@@ -94,3 +97,21 @@ def test_copies_of_pieces_run_on_their_stream_and_are_waited_for(
     monkeypatch.setattr(pool, "_copies", copies)
     pool.scatter([0], 0, 4, out)
     assert copies.num_waits == 1
+
+
+def test_a_layer_is_said_to_be_done_when_its_keys_and_values_are_stored(
+    tiny_qwen3: Path, load: Callable[..., Engine], requests: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is marked is handed over at once."""
+    engine = load(tiny_qwen3)  # its pool is poisoned
+    (request,) = requests([3])
+    stored: list[int] = []
+
+    def watched_event(device: torch.device) -> Any:
+        slots = [layer[request.table[0], :, :, :3] for layer in engine.pool.layers]
+        stored.append(sum(bool(slot.isfinite().all()) for slot in slots))
+        return record_event(device)
+
+    monkeypatch.setattr(model_runner, "record_event", watched_event)
+    engine.runner.forward(build_forward_batch([request.chunk(3)], 16))
+    assert [layers for layers, _ in engine.runner.progress.marks] == stored == [1, 2]
