@@ -1,18 +1,19 @@
 """DecodeTuner: how many sequences run at once on a decode worker, and how much prompt a step may carry. Pure.
 
-A step of B sequences at a mean context of s tokens takes
+A step of B sequences that hold S tokens takes `base + per_decode * B + per_context * S`. The n sequences that run now
+hold s tokens each (both averaged over some seconds); whoever joins them is of a newcomer's length s':
 
-    step(B) = base + B * per_sequence      per_sequence = per_decode + per_context * s
+    step(B) = base + n * (per_decode + per_context * s) + (B - n) * (per_decode + per_context * s')      B >= n
 
-s being the mean over the running sequences, averaged over some seconds, plus the growth that is expected of them.
+and below n those go that are there: s' is s. The two differ much where a few long answers outlive many short ones.
 
 *The cap* is the largest B whose step stays within the TPOT target less a margin:
 
     step(B) / (1 - r) <= target * (1 - margin)      r = prompt tokens per second * per_prompt_token
 
 Prompts that are computed here take the share r of the time, so decodes have what is left. Without a target it is the
-knee: the smallest B with 9/10 of the greatest throughput 1 / per_sequence, which is B = 9 * base / per_sequence.
-Either way it is no more than the pool holds at that context, with some head-room, for preemption computes twice.
+knee: the smallest B with 9/10 of the greatest throughput, B = 9 * base / (per_decode + per_context * s').
+Either way it is no more than the pool holds, with some head-room, for preemption computes twice.
 
 *The prompt budget* of a step is what the decodes that run now leave of the target:
 
@@ -58,6 +59,7 @@ class DecodeLoad:
     growth: float  # by which their mean context is expected to rise; 0 in a steady state, where the longest leave
     pool: int  # KV tokens the worker holds in all
     prompts_per_s: float = 0.0  # prompt tokens that are computed here
+    newcomer: float = 0.0  # of a request that joins, on average over its life: prompt and half of the answer; 0: as now
 
 
 class DecodeTuner:
@@ -85,10 +87,9 @@ class DecodeTuner:
         self._average(now, load)
         if not is_trusted(cost) or self._context == 0.0:
             return []
-        context = self._context + load.growth
         events = []
         if self._cap.may_change(now):
-            wanted, reason, is_late = self._wanted_cap(cost, context, load)
+            wanted, reason, is_late = self._wanted_cap(cost, load)
             events.append(self._cap.towards(wanted, reason, now, is_late=is_late))
         if self._prompts.may_change(now):
             events.append(self._prompts.towards(*self._wanted_prompts(cost), now))
@@ -106,26 +107,30 @@ class DecodeTuner:
 
     # ---- the cap -------------------------------------------------------------------------------------------------
 
-    def _wanted_cap(self, cost: StepCost, context: float, load: DecodeLoad) -> tuple[float, str, bool]:
+    def _wanted_cap(self, cost: StepCost, load: DecodeLoad) -> tuple[float, str, bool]:
         """The cap that should be, why, and whether the present one is used and eats into the margin."""
-        cap, reason, is_late = self._cap_by_time(cost, context, load.prompts_per_s)
-        fitting = _POOL_SHARE * load.pool / context
+        context = self._context + load.growth
+        newcomer = load.newcomer or context
+        cap, reason, is_late = self._cap_by_time(cost, context, newcomer, load.prompts_per_s)
+        fitting = _Line(self._running, 0.0, context, newcomer).count(_POOL_SHARE * load.pool)
         if fitting < cap:
             return fitting, f"the pool holds {int(fitting)} sequences of {context:.0f} tokens", is_late
         return cap, reason, is_late
 
-    def _cap_by_time(self, cost: StepCost, context: float, prompts_per_s: float) -> tuple[float, str, bool]:
-        per_sequence = max(cost.per_decode_s + cost.per_context_s * context, 1e-12)
+    def _cap_by_time(
+        self, cost: StepCost, context: float, newcomer: float, prompts_per_s: float
+    ) -> tuple[float, str, bool]:
+        present_s, newcomer_s = (cost.per_decode_s + cost.per_context_s * tokens for tokens in (context, newcomer))
         target = self._config.tpot_target_s
         if target is None:
-            cap = KNEE_SHARE / (1 - KNEE_SHARE) * cost.base_s / per_sequence
+            cap = KNEE_SHARE / (1 - KNEE_SHARE) * cost.base_s / max(newcomer_s, 1e-12)
             return cap, f"{KNEE_SHARE:.0%} of the greatest throughput needs {cap:.0f} sequences", False
         free = 1.0 - min(prompts_per_s * cost.per_prompt_token_s, _MOST_PROMPT_SHARE)
-        allowed = target * (1 - self._config.margin) * free
-        step = (cost.base_s + per_sequence * self._cap.value) / free
+        line = _Line(self._running, cost.base_s, present_s, newcomer_s)
+        step = line.total(self._cap.value) / free
         relation = "over" if step > target else "close to" if step > target * (1 - self._config.margin) else "below"
         is_late = step > target * (1 - self._config.margin / 2) and self._running > _FULL * self._cap.value
-        cap = (allowed - cost.base_s) / per_sequence
+        cap = line.count(target * (1 - self._config.margin) * free)
         return cap, f"predicted step {in_ms(step)} {relation} the {in_ms(target)} target", is_late
 
     # ---- prompts in mixed steps ----------------------------------------------------------------------------------
@@ -141,3 +146,22 @@ class DecodeTuner:
             left = target * (1 - self._config.margin) - step
             reason = f"decodes take {in_ms(step)} of the {in_ms(target)} target"
         return left / max(cost.per_prompt_token_s, 1e-12), reason
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A total that grows with the number of sequences: by `present` for those that are there, then by `newcomer`."""
+
+    num_present: float
+    base: float
+    present: float
+    newcomer: float
+
+    def total(self, count: float) -> float:
+        num_new = max(count - self.num_present, 0.0)
+        return self.base + (count - num_new) * self.present + num_new * self.newcomer
+
+    def count(self, total: float) -> float:
+        """The largest number of sequences with that total or less; negative where `base` is more than that."""
+        room = total - self.total(self.num_present)
+        return self.num_present + room / max(self.newcomer if room > 0.0 else self.present, 1e-12)

@@ -49,6 +49,14 @@ def test_the_cap_is_raised_step_by_step() -> None:
     assert caps == [8, 16, 20, 20]
 
 
+def test_a_few_long_answers_do_not_keep_short_ones_out() -> None:
+    """Three sequences of 10,000 tokens take 43 ms with the base; 8 ms are left for newcomers of 400, at 1.4 ms each."""
+    few_long = DecodeLoad(3, 30_000, 0.0, POOL, newcomer=400.0)
+    assert settled(make(target=0.051, cap=4), COST, few_long).max_running == 8
+    assert settled(make(target=0.060, cap=8), COST, few_long).max_running == 15
+    assert settled(make(target=0.030, cap=8), COST, few_long).max_running == 1  # one of the long ones, not two
+
+
 def test_growth_that_is_expected_counts() -> None:
     assert settled(make(), COST, load(8, growth=1000)).max_running == 13  # 3 ms each
 
