@@ -19,11 +19,14 @@ from baton.core.config import SchedulerConfig
 from baton.core.errors import BatonError, ConfigurationError
 from baton.core.latency import Distribution
 from baton.core.trace import TraceRow, read_trace
+from baton.core.tuner_event import TunerEvent
 from baton.sim.device import Overheads, TableDevice, device_model, device_models
 from baton.sim.handover import LinkSpeed
 from baton.sim.report import SimReport, report
 from baton.sim.simulation import FleetConfig, Simulation
 from baton.sim.workload import LoadStep, SimRequest, gamma_requests, stepped_requests, trace_requests
+
+_TUNED_SHOWN = 10  # the last changes that tuners made
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -53,6 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     limits.add_argument("--decode-budget", type=int, default=2048, help="tokens of one decode step, prompts included")
     limits.add_argument("--chunk", type=int, default=0, help="tokens of one prompt in a step; 0: the budget")
     limits.add_argument("--max-running", type=int, default=256)
+    limits.add_argument("--tune", action="store_true", help="let the workers' tuners move the settings above")
     limits.add_argument("--max-queue", type=int, default=256)
     limits.add_argument("--max-queue-delay", type=float, default=60.0)
     shown = parser.add_argument_group("report")
@@ -85,7 +89,16 @@ def fleet(options: argparse.Namespace) -> FleetConfig:
     kv_tokens = options.kv_tokens or model.kv_capacity_tokens
 
     def limits(budget: int) -> SchedulerConfig:
-        return SchedulerConfig(budget, options.chunk or budget, options.max_running)
+        fixed = SchedulerConfig(budget, options.chunk or budget, options.max_running)
+        if not options.tune:
+            return fixed
+        return msgspec.structs.replace(
+            fixed,
+            token_budget_range=(128, 8192),
+            max_running_range=(1, 256),
+            ttft_target_s=options.ttft and options.ttft / 1000,
+            tpot_target_s=options.tpot and options.tpot / 1000,
+        )
 
     return FleetConfig(
         num_prefill=options.prefill,
@@ -104,7 +117,7 @@ def fleet(options: argparse.Namespace) -> FleetConfig:
     )
 
 
-def show(found: SimReport, num_requests: int) -> None:
+def show(found: SimReport, num_requests: int, tuned: list[tuple[str, TunerEvent]]) -> None:
     def line(name: str, value: str) -> None:
         print(f"{name:<28}{value:>28}")
 
@@ -128,6 +141,8 @@ def show(found: SimReport, num_requests: int) -> None:
     print(f"\n{'ms':<8}{'mean':>12}{'median':>12}{'p90':>12}{'p99':>12}")
     for name, values in (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms), ("ITL", found.itl_ms)):
         latency(name, values)
+    for worker, event in tuned[-_TUNED_SHOWN:]:
+        print(f"{event.at:>8.1f} s  {worker}: {event}")
     if len(found.windows) > 1:
         print(f"\n{'from s':>8}{'arrived':>10}{'refused':>10}{'kept':>10}{'goodput/s':>12}")
         for window in found.windows:
@@ -150,7 +165,7 @@ def main() -> None:
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
-        show(found, len(requests))
+        show(found, len(requests), result.tuned)
     print(
         f"\n{found.virtual_s:.0f} virtual s in {found.real_s:.1f} s: {found.speed:.0f} x real time, "
         f"{result.num_tokens_generated} tokens",

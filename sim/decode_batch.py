@@ -27,9 +27,15 @@ class BatchEntry:
     reported_at: float
     last_token_at: float | None = None
     num_cached_tokens: int | None = None
+    expected_output: int = -1  # index of the output token that was sampled last outside of a decode step
     joined_step: int | None = None
     tokens_at_join: int = 0
     ends_with: int | None = None  # the step that brings its last token
+
+    def expect(self) -> None:
+        """The token after its prompt is being sampled."""
+        self.expected_output = self.sequence.num_output_tokens
+        self.sequence.expect()
 
     @property
     def num_prompt_tokens(self) -> int:

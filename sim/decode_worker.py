@@ -1,7 +1,8 @@
 """DecodeWorker: drives the production DecodeScheduler, SequenceBlocks and RadixCache against a device cost model.
 
 The order of things is that of decode/role.py: first tokens of what was handed over, admit, make room, plan, launch,
-collect. On a device that overlaps, a step is planned while the one in front of it runs. The scheduler is asked before
+collect. On a device that overlaps, a step is planned while the one in front of it runs, and the loop goes round
+meanwhile; else the device is the loop's own processor. The scheduler is asked before
 every step; what a step does to the sequences that decode is written down lazily (decode_batch.py).
 """
 
@@ -14,6 +15,7 @@ from ..core.messages import AbortRequest, GenerateRequest, KVAbort, Message, Nod
 from ..core.request import FinishReason
 from ..core.sequence import Sequence
 from ..core.step_cost import StepShape, chunk_products
+from ..decode.pacing import DecodePacing
 from ..decode.scheduler import DecodePlan, DecodeScheduler
 from ..radix_cache.block_pool import BlockState
 from ..worker.prefix_return import prefix_return_id
@@ -35,6 +37,10 @@ class _Step:
     prompts: list[tuple[BatchEntry, int]] = field(default_factory=list)
     sampled: list[BatchEntry] = field(default_factory=list)  # each gets the token after its prompt
 
+    @property
+    def is_pass(self) -> bool:
+        return self.has_decodes or bool(self.prompts)
+
 
 class DecodeWorker(SimWorker):
     def __init__(self, parts: WorkerParts, answers: Answers):
@@ -48,6 +54,8 @@ class DecodeWorker(SimWorker):
         self._arrived: list[BatchEntry] = []  # handed over, first token not yet sampled
         self._in_flight: deque[_Step] = deque()
         self._is_blocked = False  # the loop waits for the device
+        self._has_newcomer = False  # a request came that `_admit` has not seen
+        self._pacing = DecodePacing(parts.config, self.scheduler, parts.info.num_blocks * parts.info.block_size)
         self._unread: list[Callable[[], None]] = []
 
     @property
@@ -59,12 +67,22 @@ class DecodeWorker(SimWorker):
     def turn(self) -> None:
         if self._is_blocked:
             return
+        if self.clock.now < self.host_free_at:  # it launches still
+            self.clock.at(self.host_free_at, self.wake)
+            return
         self._read()
         self._launch_arrived()
         if self._in_flight and not self.overlaps:
-            self._block(0, self._admit_and_go_on)  # first tokens do not wait for the step behind them
-        else:
+            self._block(self._admit_and_go_on)  # first tokens do not wait for the step behind them
+            return
+        while self._in_flight and self._in_flight[0].ends <= self.clock.now:
+            self._collect(self._in_flight.popleft())
+        is_ahead = sum(step.is_pass for step in self._in_flight) > 1
+        if not is_ahead:
             self._admit_and_go_on()
+        elif self._has_newcomer:
+            self._admit()
+        self.report()
 
     def _read(self) -> None:
         """What has come in since the last turn. Not before: a loop that waits for its device reads nothing."""
@@ -77,7 +95,7 @@ class DecodeWorker(SimWorker):
         if not self._lacks_blocks():
             self._step()
         elif self._in_flight:
-            self._block(0, self._make_room)  # it may free blocks, and only who is not in flight can be preempted
+            self._block(self._make_room)  # it may free blocks, and only who is not in flight can be preempted
         else:
             self._make_room()
 
@@ -86,27 +104,24 @@ class DecodeWorker(SimWorker):
         self._step()
 
     def _step(self) -> None:
+        self.tune(self._pacing.update)
         plan = self.scheduler.plan(self._find_room)
-        is_step = bool(plan.decodes or plan.prompts)
-        if is_step:
+        if plan.decodes or plan.prompts:
             self._launch(plan)
-        self.report()
-        num_left = 1 if is_step and self.overlaps else 0
-        if len(self._in_flight) > num_left:
-            self._block(num_left, self.turn)
-        elif self._in_flight:
-            self.turn()  # one step runs, there is room for one more behind it
+            if self.overlaps:
+                self.wake()  # there may be room for one more behind it
+        if self._in_flight and not self.overlaps:
+            self._block(self.turn)
         elif self._unread:
             self.wake()  # it came while the loop waited for first tokens
 
-    def _block(self, num_left: int, resume: Callable[[], None]) -> None:
-        """The loop stands still until only `num_left` steps are in flight; then it collects them and goes on."""
+    def _block(self, resume: Callable[[], None]) -> None:
+        """The loop stands still until nothing is in flight; then it collects and goes on."""
         self._is_blocked = True
-        ends = self._in_flight[len(self._in_flight) - num_left - 1].ends
-        self.clock.at(max(ends, self.host_free_at), lambda: self._unblock(num_left, resume))
+        self.clock.at(max(self._in_flight[-1].ends, self.host_free_at), lambda: self._unblock(resume))
 
-    def _unblock(self, num_left: int, resume: Callable[[], None]) -> None:
-        while len(self._in_flight) > num_left:
+    def _unblock(self, resume: Callable[[], None]) -> None:
+        while self._in_flight:
             self._collect(self._in_flight.popleft())
         self.report()
         self.clock.after(0.0, lambda: self._resume(resume))  # what comes in this instant is read before
@@ -115,6 +130,11 @@ class DecodeWorker(SimWorker):
         self._is_blocked = False
         resume()
 
+    def _put_in_flight(self, step: _Step) -> None:
+        self._in_flight.append(step)
+        if self.overlaps:
+            self.clock.at(step.ends, self.wake)
+
     def _launch_arrived(self) -> None:
         """The first token of every request whose hand-over is complete: only lm_head and sampling."""
         arrived = [entry for entry in self._arrived if self._is_live(entry)]
@@ -122,9 +142,9 @@ class DecodeWorker(SimWorker):
         if not arrived:
             return
         _, ends = self.occupy_device_for(self.overheads.sampling_s, len(arrived))
-        self._in_flight.append(_Step(ends, self.blocks.step_launched(), False, sampled=arrived))
+        self._put_in_flight(_Step(ends, self.step_launched(StepShape()), False, sampled=arrived))
         for entry in arrived:
-            entry.sequence.expect()
+            entry.expect()
 
     def _launch(self, plan: DecodePlan) -> None:
         num_tokens, products = 0, 0.0
@@ -136,16 +156,17 @@ class DecodeWorker(SimWorker):
             prompts.append((entry, count))
             sequence.launched(count)
             if sequence.num_uncomputed_tokens == 0:
-                sequence.expect()
+                entry.expect()
                 sampled.append(entry)
         num_decodes = len(plan.decodes)
         context = self._batch.launch(plan.decodes, self._entries) if num_decodes else 0
         shape = StepShape(num_tokens, products, num_decodes, context)
         _, ends = self.occupy_device(shape, len(prompts))
-        self._in_flight.append(_Step(ends, self.blocks.step_launched(), num_decodes > 0, prompts, sampled))
+        self._pacing.launched(shape, self.clock.now)
+        self._put_in_flight(_Step(ends, self.step_launched(shape), num_decodes > 0, prompts, sampled))
 
     def _collect(self, step: _Step) -> None:
-        self.blocks.step_collected(step.number)
+        self.step_collected(step.number)
         if step.has_decodes:
             num_tokens, ended = self._batch.collect(self.clock.now)
             self.num_tokens_generated += num_tokens
@@ -163,9 +184,9 @@ class DecodeWorker(SimWorker):
 
     def _take_token(self, entry: BatchEntry) -> None:
         """The token after a prompt: the first one, or the next one of a sequence that was preempted."""
-        now, sequence = self.clock.now, entry.sequence
-        index = sequence.num_known_output_tokens
-        sequence.append(self._answers.token_ids(entry.request.sampling.seed, index, index + 1)[0])
+        now, index = self.clock.now, entry.expected_output
+        if entry.sequence.num_pending_tokens:  # else it has decoded since, and was written down by the batch
+            entry.sequence.append(self._answers.token_ids(entry.request.sampling.seed, index, index + 1)[0])
         self.num_tokens_generated += 1
         if entry.last_token_at is not None:
             self.gaps.add(now - entry.last_token_at, 1)
@@ -177,6 +198,7 @@ class DecodeWorker(SimWorker):
 
     def _finish(self, entry: BatchEntry) -> None:
         self._batch.remove(entry, entry.num_prompt_tokens + entry.num_outputs)
+        self._pacing.ended(entry.num_outputs)
         self._end(entry)
         self.report()  # before the client can come back with its next turn
         self._tell_tokens(entry, entry.num_outputs, FinishReason.LENGTH)
@@ -189,6 +211,7 @@ class DecodeWorker(SimWorker):
     # ---- blocks --------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
+        self._has_newcomer = False
         while (sequence := self.scheduler.next_waiting()) is not None:
             entry = self._entries[sequence.request_id]
             is_remote = self.network.knows(entry.prefill)
@@ -297,6 +320,7 @@ class DecodeWorker(SimWorker):
             self.clock.now,
         )
         self.scheduler.add(sequence)
+        self._has_newcomer = True
 
     def _handed_over(self, entry: BatchEntry, handover: Handover) -> None:
         if not self._is_live(entry):

@@ -11,6 +11,7 @@ from ..core.lifecycle import Event, Phase
 from ..core.messages import AbortRequest, KVAbort, Message, NodeRef, PrefillRequest
 from ..core.sequence import Sequence
 from ..core.step_cost import StepShape, chunk_products
+from ..prefill.pacing import PrefillPacing
 from ..prefill.scheduler import PlannedChunk, PrefillScheduler
 from ..radix_cache.block_pool import BlockState
 from ..worker.prefix_return import prefix_return_id, request_id_of
@@ -22,6 +23,7 @@ class _Entry:
     sequence: Sequence
     decode: NodeRef
     num_returned_tokens: int
+    arrived_at: float
     num_cached_tokens: int = 0
 
 
@@ -37,6 +39,7 @@ class PrefillWorker(SimWorker):
     def __init__(self, parts: WorkerParts):
         super().__init__(parts)
         self.scheduler = PrefillScheduler(parts.config)
+        self._pacing = PrefillPacing(parts.config, self.scheduler, overlaps=parts.overlaps)
         self._entries: dict[str, _Entry] = {}
         self._in_flight: deque[_Step] = deque()
         self._max_in_flight = 2 if parts.overlaps else 1
@@ -53,6 +56,7 @@ class PrefillWorker(SimWorker):
             self._collect(self._in_flight.popleft())
         while True:
             self._admit()
+            self.tune(self._pacing.update)
             plan = self.scheduler.plan() if len(self._in_flight) < self._max_in_flight else []
             if not plan:
                 break
@@ -69,12 +73,13 @@ class PrefillWorker(SimWorker):
             entry.sequence.launched(planned.num_tokens)
             chunks.append((entry, planned))
         self.scheduler.launched(plan)
-        began, ends = self.occupy_device(StepShape(num_tokens, products), len(plan))
-        self._in_flight.append(_Step(chunks, self.blocks.step_launched(), began, ends))
+        shape = StepShape(num_tokens, products)
+        began, ends = self.occupy_device(shape, len(plan))
+        self._in_flight.append(_Step(chunks, self.step_launched(shape), began, ends))
         self.clock.at(ends, self.turn)
 
     def _collect(self, step: _Step) -> None:
-        self.blocks.step_collected(step.number)
+        self.step_collected(step.number)
         for entry, planned in step.chunks:
             sequence = entry.sequence
             sequence.collected(planned.num_tokens)
@@ -112,6 +117,7 @@ class PrefillWorker(SimWorker):
         sequence = entry.sequence
         self.blocks.settle(sequence)
         sequence.num_computed_tokens = entry.num_cached_tokens = num_present_tokens
+        self._pacing.saw(entry.arrived_at, sequence.num_uncomputed_tokens, num_present_tokens)
         self.scheduler.resume(sequence.request_id, sequence.num_uncomputed_tokens)
         handover = self.network.handover(sequence.request_id)
         handover.num_cached_tokens = num_present_tokens
@@ -135,7 +141,7 @@ class PrefillWorker(SimWorker):
             return
         sequence = Sequence(request.request_id, request.namespace, request.token_ids, len(request.token_ids))
         num_returned = min(request.num_returned_tokens, sequence.num_tokens - 1)
-        self._entries[request.request_id] = _Entry(sequence, request.decode, num_returned)
+        self._entries[request.request_id] = _Entry(sequence, request.decode, num_returned, self.clock.now)
         self.scheduler.add(request.request_id, sequence.num_tokens)
         handover = self.network.handover(request.request_id)
         handover.open_sender(self.network.wire(self.ref), sequence.num_tokens, lambda: self._end(request.request_id))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..core.config import SchedulerConfig
 from ..core.messages import NodeRef, Role, WorkerInfo
+from ..core.tuner_event import TunerEvent
 from .answers import Answers
 from .clock import VirtualClock
 from .decode_worker import DecodeWorker
@@ -50,6 +51,7 @@ class SimResult:
     num_kv_bytes: int
     busy_s: dict[str, float]  # worker |-> seconds in which its device computed
     num_steps: dict[str, int]
+    tuned: list[tuple[str, TunerEvent]]  # worker, what its tuner changed
     virtual_s: float
     real_s: float
 
@@ -138,6 +140,7 @@ class Simulation:
             num_kv_bytes=self.network.num_kv_bytes,
             busy_s={worker.ref.node_id: worker.busy_s for worker in workers},
             num_steps={worker.ref.node_id: worker.num_steps for worker in workers},
+            tuned=[(worker.ref.node_id, event) for worker in workers for event in worker.tuned],
             virtual_s=self.clock.now,
             real_s=real_s,
         )

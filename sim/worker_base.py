@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from ..core.config import SchedulerConfig
 from ..core.messages import CacheUpdate, Message, NodeRef, WorkerInfo
-from ..core.step_cost import StepShape
+from ..core.step_cost import StepCost, StepShape
+from ..core.tuner_event import TunerEvent
 from ..radix_cache.cache import RadixCache
 from ..worker.sequence_blocks import SequenceBlocks
+from ..worker.step_watch import StepWatch
 from .clock import VirtualClock
 from .device import Device, Overheads
 from .network import SimNetwork
@@ -45,6 +47,9 @@ class SimWorker(ABC):
         self._device_free_at = 0.0
         self._turn_is_due = False
         self._num_updates = 0
+        self._is_tuned = parts.config.token_budget_range is not None
+        self._steps = StepWatch(parts.clock.read)
+        self.tuned: list[TunerEvent] = []
 
     @property
     @abstractmethod
@@ -86,6 +91,23 @@ class SimWorker(ABC):
         began = max(self._device_free_at, self.host_free_at)
         self._device_free_at = began + seconds
         return began, self._device_free_at
+
+    def step_launched(self, shape: StepShape) -> int:
+        """Its number, for `step_collected`. What tuners learn from is watched only where there are any."""
+        number = self.blocks.step_launched()
+        if self._is_tuned:
+            self._steps.launched(number, shape)
+        return number
+
+    def step_collected(self, number: int) -> None:
+        self.blocks.step_collected(number)
+        if self._is_tuned:
+            self._steps.collected(number)
+
+    def tune(self, update: Callable[[float, StepCost], list[TunerEvent]]) -> None:
+        """Before a plan: let the worker's pacing change its scheduler's limits."""
+        if self._is_tuned:
+            self.tuned += update(self.clock.now, self._steps.cost)
 
     def tell_gateway(self, message: Message) -> None:
         self.network.send(self.ref, self._parts.gateway, message)
