@@ -7,13 +7,16 @@ hold s tokens each (both averaged over some seconds); whoever joins them is of a
 
 and below n those go that are there: s' is s. The two differ much where a few long answers outlive many short ones.
 
-*The cap* is the largest B whose step stays within the TPOT target less a margin:
+*The cap* is the largest B whose step stays within the TPOT target less a margin, and what may be lent to a burst:
 
-    step(B) / (1 - r) <= target * (1 - margin)      r = prompt tokens per second * per_prompt_token
+    step(B) / (1 - r) <= t + max(t - mean step of late, 0)      t = target * (1 - margin)
+                                                                r = prompt tokens per second * per_prompt_token
 
-Prompts that are computed here take the share r of the time, so decodes have what is left. Without a target it is the
-knee: the smallest B with 9/10 of the greatest throughput, B = 9 * base / (per_decode + per_context * s').
-Either way it is no more than the pool holds, with some head-room, for preemption computes twice.
+TPOT is a mean over an answer's life, while who waits for a place misses its TTFT for certain: steps may be longer than
+t for as long as they were shorter before. Under steady demand nothing is lent, and they are t. Prompts that are
+computed here take the share r of the time, so decodes have what is left. Without a target it is the knee: the smallest B
+with 9/10 of the greatest throughput, B = 9 * base / (per_decode + per_context * s'). Either way it is no more than the
+pool holds, with some head-room, for preemption computes twice.
 
 *The prompt budget* of a step is what the decodes that run now leave of the target:
 
@@ -31,6 +34,7 @@ from ..core.step_cost import StepCost
 from ..core.tuner_event import TunerEvent
 from ..worker.tuning import KNEE_SHARE, Bounds, Setting, in_ms, is_trusted
 
+_LIFE_S = 20.0  # steps are averaged over about an answer's life, for lending
 _MEAN_S = 10.0  # running sequences and their context are averaged over
 _MOST_PROMPT_SHARE = 0.75  # of the time, that prompts can claim from the decodes
 _FULL = 0.8  # of the cap runs: then it is the cap that makes steps long
@@ -73,6 +77,7 @@ class DecodeTuner:
         self._updated_at: float | None = None
         self._context = 0.0  # mean of one running sequence
         self._running = 0.0
+        self._step: float | None = None  # mean over _LIFE_S
 
     @property
     def max_running(self) -> int:
@@ -84,9 +89,10 @@ class DecodeTuner:
 
     def update(self, now: float, cost: StepCost, load: DecodeLoad) -> list[TunerEvent]:
         """Change the settings where that gains enough; what changed."""
-        self._average(now, load)
+        elapsed = self._average(now, load)
         if not is_trusted(cost) or self._context == 0.0:
             return []
+        self._average_step(elapsed, cost)
         events = []
         if self._cap.may_change(now):
             wanted, reason, is_late = self._wanted_cap(cost, load)
@@ -95,8 +101,13 @@ class DecodeTuner:
             events.append(self._prompts.towards(*self._wanted_prompts(cost), now))
         return [event for event in events if event is not None]
 
-    def _average(self, now: float, load: DecodeLoad) -> None:
-        """Running means; a worker without work has no context, and the last one is kept."""
+    def _average_step(self, elapsed: float, cost: StepCost) -> None:
+        step = cost.base_s + self._running * (cost.per_decode_s + cost.per_context_s * self._context)
+        before = step if self._step is None else self._step
+        self._step = before + min(elapsed / _LIFE_S, 1.0) * (step - before)
+
+    def _average(self, now: float, load: DecodeLoad) -> float:
+        """Running means; a worker without work has no context: the last one is kept. Seconds since the last call."""
         elapsed = now - self._updated_at if self._updated_at is not None else _MEAN_S
         self._updated_at = now
         rate = min(elapsed / _MEAN_S, 1.0)
@@ -104,6 +115,7 @@ class DecodeTuner:
         if load.num_running:
             context = load.context / load.num_running
             self._context += (rate if self._context else 1.0) * (context - self._context)
+        return elapsed
 
     # ---- the cap -------------------------------------------------------------------------------------------------
 
@@ -127,11 +139,15 @@ class DecodeTuner:
             return cap, f"{KNEE_SHARE:.0%} of the greatest throughput needs {cap:.0f} sequences", False
         free = 1.0 - min(prompts_per_s * cost.per_prompt_token_s, _MOST_PROMPT_SHARE)
         line = _Line(self._running, cost.base_s, present_s, newcomer_s)
-        step = line.total(self._cap.value) / free
-        relation = "over" if step > target else "close to" if step > target * (1 - self._config.margin) else "below"
-        is_late = step > target * (1 - self._config.margin / 2) and self._running > _FULL * self._cap.value
-        cap = line.count(target * (1 - self._config.margin) * free)
-        return cap, f"predicted step {in_ms(step)} {relation} the {in_ms(target)} target", is_late
+        within = target * (1 - self._config.margin)
+        lent = max(within - (self._step or within) / free, 0.0)
+        step, limit = line.total(self._cap.value) / free, target + lent
+        relation = "over" if step > limit else "close to" if step > within + lent else "below"
+        reason = f"predicted step {in_ms(step)} {relation} the {in_ms(target)} target"
+        if lent:
+            reason += f" and {in_ms(lent)} that late steps have left of it"
+        is_late = step > (within + target) / 2 + lent and self._running > _FULL * self._cap.value
+        return line.count((within + lent) * free), reason, is_late
 
     # ---- prompts in mixed steps ----------------------------------------------------------------------------------
 

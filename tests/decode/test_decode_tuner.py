@@ -27,8 +27,8 @@ def load(
     return DecodeLoad(running, running * context, growth, pool, prompts_per_s)
 
 
-def settled(tuner: DecodeTuner, cost: StepCost, one: DecodeLoad, seconds: int = 30) -> DecodeTuner:
-    for second in range(seconds):
+def settled(tuner: DecodeTuner, cost: StepCost, one: DecodeLoad, seconds: int = 30, start: int = 0) -> DecodeTuner:
+    for second in range(start, start + seconds):
         tuner.update(float(second), cost, one)
     return tuner
 
@@ -44,26 +44,33 @@ def test_the_cap_is_raised_step_by_step() -> None:
     tuner = make(cap=4)
     caps = []
     for second in range(4):
-        tuner.update(float(second), COST, load(4))
+        tuner.update(float(second), COST, load(20))
         caps.append(tuner.max_running)
     assert caps == [8, 16, 20, 20]
 
 
 def test_a_few_long_answers_do_not_keep_short_ones_out() -> None:
-    """Three sequences of 10,000 tokens take 43 ms with the base; 8 ms are left for newcomers of 400, at 1.4 ms each."""
+    """Three sequences of 10,000 tokens take 43 ms with the base; newcomers of 400 take 1.4 ms each."""
     few_long = DecodeLoad(3, 30_000, 0.0, POOL, newcomer=400.0)
-    assert settled(make(target=0.051, cap=4), COST, few_long).max_running == 8
-    assert settled(make(target=0.060, cap=8), COST, few_long).max_running == 15
+    assert settled(make(target=0.051, cap=4), COST, few_long).max_running == 14
+    assert settled(make(target=0.060, cap=8), COST, few_long).max_running == 27
     assert settled(make(target=0.030, cap=8), COST, few_long).max_running == 1  # one of the long ones, not two
 
 
+def test_what_late_steps_have_left_of_the_target_is_lent_to_a_burst() -> None:
+    """Steps of 30 ms leave 20 of the target: a burst may take 70 ms, which is 30 sequences, and not for long."""
+    tuner = settled(make(cap=4), COST, load(10))
+    assert tuner.max_running == 30
+    assert settled(tuner, COST, load(30), seconds=200, start=30).max_running == 20
+
+
 def test_growth_that_is_expected_counts() -> None:
-    assert settled(make(), COST, load(8, growth=1000)).max_running == 13  # 3 ms each
+    assert settled(make(), COST, load(20, growth=1000)).max_running == 13  # 3 ms each
 
 
 def test_prompts_computed_here_take_their_share_of_the_time() -> None:
     """2000 tokens a second take 20 % of the time: 40 ms are left, 15 sequences."""
-    assert settled(make(), COST, load(8, prompts_per_s=2000)).max_running == 15
+    assert settled(make(), COST, load(15, prompts_per_s=2000)).max_running == 15
 
 
 def test_the_pool_bounds_the_cap() -> None:
