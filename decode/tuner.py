@@ -15,8 +15,8 @@ and below n those go that are there: s' is s. The two differ much where a few lo
 TPOT is a mean over an answer's life, while who waits for a place misses its TTFT for certain: steps may be longer than
 t for as long as they were shorter before. Under steady demand nothing is lent, and they are t. Prompts that are
 computed here take the share r of the time, so decodes have what is left. Without a target it is the knee: the smallest
-B with 9/10 of the greatest throughput, B = 9 * base / (per_decode + per_context * s'). Either way it is no more than the
-pool holds, with some head-room, for preemption computes twice.
+B with 9/10 of the greatest throughput, B = 9 * base / (per_decode + per_context * s'). Either way it is no more than
+the pool holds, with some head-room, for preemption computes twice.
 
 *The prompt budget* of a step is what the decodes that run now leave of the target:
 
