@@ -159,7 +159,11 @@ class DecodeScheduler:
         time: the prompt is computed, or being computed up to its end (then the first token is pending).
         """
         number = self._num_plans + 1
-        due = [s for s in self._to_ask.get(number, ()) if self._ask_at.get(s.request_id) == number]
+        due = [
+            s
+            for s in self._to_ask.get(number, ())
+            if self._ask_at.get(s.request_id) == number and self._running.get(s.request_id) is s
+        ]
         return due + [s for s in self._joining.values() if s.phase is Phase.RUNNING or s.num_pending_tokens]
 
     def _ask(self, sequence: Sequence, room: Callable[[Sequence], int]) -> None:

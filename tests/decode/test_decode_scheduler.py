@@ -104,6 +104,18 @@ def test_nothing_is_preempted_when_there_is_room() -> None:
     assert scheduler.num_preemptions == 0
 
 
+def test_a_request_that_left_is_not_taken_for_one_that_came_with_its_id() -> None:
+    scheduler = make()
+    first = running(scheduler, "r", 3)
+    scheduler.plan(lambda _: 2)
+    scheduler.remove(first)
+    second = running(scheduler, "r", 3)
+    scheduler.plan(lambda _: 1)
+    asked = []
+    scheduler.plan(lambda s: asked.append(s) or 1)
+    assert asked == [second]
+
+
 def test_the_batch_has_a_bound() -> None:
     scheduler = make(max_running=1)
     running(scheduler, "a", 2)
