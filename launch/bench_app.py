@@ -6,4 +6,8 @@ from ..bench.command import bench_command
 
 app = App(name="bench", help="Load any OpenAI-compatible server and measure it; `kernels`: what this device computes.")
 app.default(bench_command)
-app.command("baton.launch.bench_kernels:bench_kernels", name="kernels")
+app.command(
+    "baton.launch.bench_kernels:bench_kernels",
+    name="kernels",
+    help="What each op takes on this device, beside its floor.",
+)
