@@ -33,10 +33,12 @@ class DecodePacing:
                     tpot_target_s=config.tpot_target_s,
                 )
             )
+        low, high = config.token_budget_range or (0, 0)
+        self._is_budget_fixed = low == high
         self._shape = StepShape()  # of the last step
         self._prompts_per_s = 0.0
         self._launched_at = -math.inf
-        self._mean_output = 0.0
+        self._newcomer = 0.0  # tokens that a request holds, on average over its life
         self._num_ends = 0
 
     @property
@@ -50,10 +52,10 @@ class DecodePacing:
         self._prompts_per_s = keep * self._prompts_per_s + shape.num_prompt_tokens / _RATE_S
         self._shape, self._launched_at = shape, now
 
-    def ended(self, num_output_tokens: int) -> None:
+    def ended(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """A request has left with so many tokens."""
         self._num_ends = min(self._num_ends + 1, _MEAN_ENDS)
-        self._mean_output += (num_output_tokens - self._mean_output) / self._num_ends
+        self._newcomer += (num_prompt_tokens + num_output_tokens / 2 - self._newcomer) / self._num_ends
 
     def update(self, now: float, cost: StepCost) -> list[TunerEvent]:
         """Before a plan: the settings it is made with; what changed."""
@@ -62,13 +64,13 @@ class DecodePacing:
         load = DecodeLoad(
             num_running=self._shape.num_decodes,
             context=self._shape.decode_context,
-            growth=self._mean_output / 2,  # who runs now is, on average, half way through
+            growth=0.0,  # in a steady state as many leave with long contexts as come with short ones
             pool=self._pool_tokens,
             prompts_per_s=self._prompts_per_s,
+            newcomer=self._newcomer,
         )
         events = self._tuner.update(now, cost, load)
-        if events:
-            # A step's budget covers its decodes too; the tuner speaks of prompts alone.
-            self._scheduler.max_running = self._tuner.max_running
+        self._scheduler.max_running = self._tuner.max_running
+        if not self._is_budget_fixed:  # a step's budget covers its decodes too; the tuner speaks of prompts alone
             self._scheduler.token_budget = self._tuner.prompt_budget + self._shape.num_decodes
         return events

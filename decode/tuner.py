@@ -25,7 +25,8 @@ the pool holds, with some head-room, for preemption computes twice.
 and without a target what doubles the step. Its lower bound keeps prompts moving however full the batch is.
 
 A lower target never gives a higher cap: the wanted cap falls with the target, and a Setting moves monotonically with
-what is wanted.
+what is wanted. But a target that one sequence alone would miss is given up, and the cap is the knee: a batch of one
+would keep everybody waiting and still miss it.
 """
 
 from dataclasses import dataclass
@@ -134,9 +135,11 @@ class DecodeTuner:
     ) -> tuple[float, str, bool]:
         present_s, newcomer_s = (cost.per_decode_s + cost.per_context_s * tokens for tokens in (context, newcomer))
         target = self._config.tpot_target_s
+        knee = KNEE_SHARE / (1 - KNEE_SHARE) * cost.base_s / max(newcomer_s, 1e-12)
         if target is None:
-            cap = KNEE_SHARE / (1 - KNEE_SHARE) * cost.base_s / max(newcomer_s, 1e-12)
-            return cap, f"{KNEE_SHARE:.0%} of the greatest throughput needs {cap:.0f} sequences", False
+            return knee, f"{KNEE_SHARE:.0%} of the greatest throughput needs {knee:.0f} sequences", False
+        if (alone := cost.base_s + newcomer_s) > target:
+            return knee, f"the {in_ms(target)} target cannot be held: one alone takes {in_ms(alone)}", False
         free = 1.0 - min(prompts_per_s * cost.per_prompt_token_s, _MOST_PROMPT_SHARE)
         line = _Line(self._running, cost.base_s, present_s, newcomer_s)
         within = target * (1 - self._config.margin)

@@ -198,7 +198,7 @@ class DecodeWorker(SimWorker):
 
     def _finish(self, entry: BatchEntry) -> None:
         self._batch.remove(entry, entry.num_prompt_tokens + entry.num_outputs)
-        self._pacing.ended(entry.num_outputs)
+        self._pacing.ended(entry.num_prompt_tokens, entry.num_outputs)
         self._end(entry)
         self.report()  # before the client can come back with its next turn
         self._tell_tokens(entry, entry.num_outputs, FinishReason.LENGTH)
