@@ -199,7 +199,7 @@ def _device(text: str) -> tuple[str, str]:
     device, colon, card = text.partition(":")
     if colon and (device != "cuda" or not card or "," in card):
         raise ConfigurationError(f"--device {text!r} is not known. Name one card as cuda:0, or by UUID: cuda:GPU-1a2b.")
-    require_choice("--device", device, DEVICES)
+    require_choice("--device", device, (*DEVICES, "cuda:INDEX") if device not in DEVICES else DEVICES)
     return device, card or "auto"
 
 

@@ -14,6 +14,7 @@ from .placement import DeviceSlot, Placement
 from .resolve import ResolvedEngine
 
 MAX_WORKERS = 64
+NCCL_GROUP_BYTES = 100 * 1024**2  # what the library keeps for a group of two: 52 to 100 MB are reported
 PEERS_TO_COME = 2  # workers that may join a running server: each takes rings on its peers' cards
 STAGED_IN_HOST_MEMORY = ("tcp", "shared_memory", "pinned_memory")
 
@@ -109,7 +110,8 @@ def device_ring_bytes(transport: str, num_peers: int) -> int:
     """Memory of a worker's card for hand-overs: KV goes to each peer and, for returned prefixes, comes from each."""
     if transport in STAGED_IN_HOST_MEMORY:
         return 2 * TransferConfig().slot_bytes
-    return 2 * (num_peers + PEERS_TO_COME) * ring_size()
+    num_rings = 2 * (num_peers + PEERS_TO_COME)
+    return num_rings * (ring_size() + (NCCL_GROUP_BYTES if transport == "nccl" else 0))
 
 
 def worker_config(

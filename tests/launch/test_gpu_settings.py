@@ -101,7 +101,8 @@ def test_each_worker_gets_its_card_and_its_share(builders, llama, resolve_gpu):
 
 def test_rings_in_host_memory_take_only_staging_on_the_card():
     assert [device_ring_bytes(t, 3) for t in ("tcp", "pinned_memory", "shared_memory")] == [4 * MIB] * 3
-    assert [device_ring_bytes(t, 0) for t in ("auto", "cuda_ipc", "nccl")] == [128 * MIB] * 3
+    assert [device_ring_bytes(t, 0) for t in ("auto", "cuda_ipc")] == [128 * MIB] * 2
+    assert device_ring_bytes("nccl", 0) == 128 * MIB + 4 * 100 * MIB
 
 
 def test_a_process_sees_its_own_card_and_no_other(builders, llama, resolve_gpu, monkeypatch):
