@@ -29,6 +29,7 @@ class DeviceKVCachePool(KVCachePool):
         super().__init__(layout, num_blocks)
         self._copies = CopyStream(device)
         self._staging = torch.empty(0, dtype=torch.uint8, device=device)
+        self._ids = torch.empty(0, dtype=torch.int32)  # pinned: block ids on their way to the device
 
     def _allocate(self, num_bytes: int, dtype: torch.dtype) -> Tensor:
         try:
@@ -98,7 +99,10 @@ class DeviceKVCachePool(KVCachePool):
         """The blocks that hold the tokens, on the device, and the first token of the first of them."""
         size = self.layout.block_size
         ids = np.array(block_table[start // size : -(-stop // size)], np.int32)
-        return torch.from_numpy(ids).to(self._device), start - start % size
+        if len(ids) > len(self._ids):
+            self._ids = torch.empty(2 * len(ids), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        self._ids[: len(ids)].copy_(torch.from_numpy(ids))  # free again: each call waits for its copies before it ends
+        return self._ids[: len(ids)].to(self._device, non_blocking=True), start - start % size
 
     def _is_here(self, buffer: Tensor) -> bool:
         """Whether kernels of this device can reach it. Pinned host memory can be too, but a copy engine is faster."""
