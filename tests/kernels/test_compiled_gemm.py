@@ -15,6 +15,10 @@ INSTRUCTION = {
     90: {"wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"},
     100: {"tcgen05.mma.cta_group::1.kind::f16"},
 }
+# Read by 16 bytes a thread and no other way; what may be read by fewer: int8's scales of columns, once a tile, the plan
+# of a batch's experts, and the place and the weight of each row that combine sums.
+STREAMED = {"x", "weight", "weights", "partials", "expert_out"}
+NARROW = {"scale", "sorted_pairs", "tile_experts", "tile_starts", "tile_stops", "positions", "expert_weights"}
 
 
 def specs(capability: int) -> list[KernelSpec]:
@@ -34,12 +38,11 @@ def check(compiled: CompiledKernel) -> None:
     assert compiled.spill_bytes == 0
     assert compiled.shared_bytes <= SHARED_MEMORY_LIMIT[capability]
     assert {*re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?(0x\w+)", compiled.ptx)} <= {"0x10"}
-    if spec.is_memory_bound:
-        assert compiled.has_wide_loads
+    if spec.is_memory_bound or spec.uses_tensor_cores:
+        assert {name: w for name, w in compiled.load_widths.items() if name not in NARROW and w != {16}} == {}
+        assert STREAMED & {*compiled.load_widths}
     if spec.uses_tensor_cores:
-        assert {*re.findall(r"(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)[\w.:]*", compiled.ptx)} == INSTRUCTION[
-            capability
-        ]
+        assert compiled.products == INSTRUCTION[capability]
         # Tiles are read by asynchronous copies only; what else is read are the ends of a product: scales and plans.
         assert not re.search(r"ld\.global[\w.:]*\.[bsu](8|16)\b", compiled.ptx)
 
