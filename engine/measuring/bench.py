@@ -12,7 +12,7 @@ from ...kernels.gpu.model_shapes import LLAMA_8B, MODEL_SHAPES, SMOLLM2_135M, Mo
 from .case import Case
 from .cpu_cases import cpu_cases
 from .limits import measure_limits
-from .measure import HEADER, Measurement, limits_text, measure, table_line
+from .measure import HEADER, Measurement, doubt_text, limits_text, measure, table_line
 from .timing import timer_for
 
 _CPU_DTYPES = ("float16", "float32")  # of weights
@@ -63,6 +63,7 @@ class KernelBench:
             "",
             HEADER,
             *(table_line(result) for result in self._results),
+            *doubt_text(self._results),
         ]
 
     def _announced(self, progress: Callable[[str], None]) -> Iterator[Case]:

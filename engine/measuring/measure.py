@@ -10,6 +10,7 @@ from .case import Case, Run
 from .limits import DeviceLimits
 from .timing import Timer, Timing, time_runs
 
+HIGHEST_FRACTION, WIDEST_SPREAD = 1.05, 0.5  # beyond them a row is doubtful
 _MAX_COPIES = 128
 _MAX_COPY_BYTES = 8 * 1024**3  # of all operands of one case
 
@@ -45,6 +46,13 @@ class Measurement:
         """The fraction that is wanted; 0: none was set."""
         return self.case.goal or self.case.goal_flops / self.limits.flops_per_second[self.case.rate]
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Faster than the device can be, or too uneven to mean much."""
+        if self.timing is None or self.fraction is None:
+            return False
+        return self.fraction > HIGHEST_FRACTION or self.timing.spread > WIDEST_SPREAD
+
     def as_json(self) -> dict[str, object]:
         return {
             "op": self.case.op,
@@ -55,6 +63,7 @@ class Measurement:
             "bound": self.bound,
             "timing": None if self.timing is None else asdict(self.timing),
             "fraction": self.fraction,
+            "is_doubtful": self.is_doubtful,
             "goal": self.goal or None,
             "problem": self.problem,
         }
@@ -81,7 +90,7 @@ def measure(cases: Iterable[Case], timer: Timer, limits: DeviceLimits, budget_s:
 
 
 HEADER = (
-    f"{'op':<25}{'size':<23}{'bytes':>9}{'ops':>9}{'time':>11}{'spread':>8}{'floor':>11}"
+    f"{'op':<25}{'size':<21}{'bytes':>9}{'ops':>9}{'time':>11}{'spread':>8}{'floor':>11}"
     f"  {'bound':<8}{'of limit':>8}{'goal':>6}"
 )
 
@@ -89,14 +98,27 @@ HEADER = (
 def table_line(result: Measurement) -> str:
     """One line of at most 120 columns, under HEADER."""
     case = result.case
-    start = f"{case.op:<25}{case.size:<23}{_count(case.cost.bytes):>9}{_count(case.cost.flops):>9}"
+    start = f"{case.op:<25}{case.size:<21}{_count(case.cost.bytes):>9}{_count(case.cost.flops):>9}"
     if result.timing is None or result.fraction is None:
         return f"{start}  {result.problem}"[:120]
-    goal = f"{result.goal:>6.0%}" if result.goal else ""
+    goal = (f"{result.goal:>6.0%}" if result.goal else " " * 6) + (" ?" if result.is_doubtful else "")
     return (
         f"{start}{_duration(result.timing.median):>11}{result.timing.spread:>8.0%}{_duration(result.floor):>11}"
         f"  {result.bound:<8}{result.fraction:>8.1%}{goal}"
-    )
+    ).rstrip()
+
+
+def doubt_text(results: Iterable[Measurement]) -> list[str]:
+    """What the mark behind a row means, where there is one."""
+    count = sum(result.is_doubtful for result in results)
+    if not count:
+        return []
+    what = f"{count} row{'s' if count > 1 else ''} above {HIGHEST_FRACTION:.0%} of the limit or spread by more than"
+    return [
+        "",
+        f"?: {what} {WIDEST_SPREAD:.0%}: the machine was",
+        "   busy or the limit measured too low. Run again when it is idle.",
+    ]
 
 
 def limits_text(limits: DeviceLimits) -> str:
@@ -107,13 +129,13 @@ def limits_text(limits: DeviceLimits) -> str:
 def _count(number: int) -> str:
     """`1.23 G`, at most 7 characters."""
     for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= factor:
+        if number >= 0.9995 * factor:  # which rounds to 1
             return f"{number / factor:.3g} {unit}"
     return str(number)
 
 
 def _duration(seconds: float) -> str:
     for factor, unit in ((1.0, "s "), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= factor:
+        if seconds >= 0.9995 * factor:
             return f"{seconds / factor:.4g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"

@@ -9,7 +9,7 @@ from baton.engine.measuring.bench import SHAPES, KernelBench
 from baton.engine.measuring.case import Case, Run
 from baton.engine.measuring.cpu_cases import cpu_cases
 from baton.engine.measuring.limits import DeviceLimits, measure_limits
-from baton.engine.measuring.measure import HEADER, Measurement, copies_for, limits_text, measure, table_line
+from baton.engine.measuring.measure import HEADER, Measurement, copies_for, doubt_text, limits_text, measure, table_line
 from baton.engine.measuring.timing import MIN_ROUNDS, HostTimer, Timing, time_runs
 from baton.kernels.gpu.cost import OpCost
 from baton.kernels.gpu.model_shapes import ModelShape
@@ -155,6 +155,23 @@ def test_the_table_is_aligned_and_fits_120_columns(tiny_results):
     assert len(line) <= 120
 
 
+def test_impossible_and_uneven_rows_are_marked_and_explained():
+    def measured(median: float, least: float, most: float) -> Measurement:
+        return Measurement(case(1_000_000, goal=0.9), LIMITS, Timing(median, least, most, 5))  # floor 1 ms
+
+    good, edge = measured(0.002, 0.0018, 0.0022), measured(0.001 / 1.05, 0.0009, 0.001)
+    impossible, uneven = measured(0.0009, 0.0009, 0.0009), measured(0.002, 0.001, 0.0021)
+    assert [row.is_doubtful for row in (good, edge, impossible, uneven)] == [False, False, True, True]
+    assert [row.as_json()["is_doubtful"] for row in (good, impossible)] == [False, True]
+    assert table_line(good).endswith("90%")
+    assert table_line(impossible).endswith("90% ?")
+    assert doubt_text([good, edge]) == []
+    text = " ".join(doubt_text([good, impossible, uneven]))
+    assert "2 rows above 105% of the limit or spread by more than 50%" in text
+    assert "Run again" in text
+    assert not Measurement(case(), LIMITS, None, "no memory").is_doubtful
+
+
 def test_limits_are_measured_and_said():
     limits = measure_limits(HostTimer(round_s=0.001), torch.device("cpu"), ("float32",), scale=16)
     assert 1e8 < limits.bytes_per_second < 1e13
@@ -175,7 +192,9 @@ def test_the_bench_keeps_what_it_prints(monkeypatch):
     assert lines[1] == "measured limits: 2.0 GB/s, 1 TFLOP/s float32, 2 TFLOP/s float16", "the better ones"
     content = bench.as_json()
     rows = content["measurements"]
-    assert len(rows) == len(lines) - lines.index(HEADER) - 1 == len(told) - 3
+    table = lines[lines.index(HEADER) + 1 :]
+    doubts = len(doubt_text(bench._results))
+    assert len(rows) == len(table) - doubts == len(told) - 3
     assert told[1:3] == ["linear qkv, fp16, 1 row", "linear qkv, fp16, 8 rows"]
     assert content["limits"]["bytes_per_second"] == 2e9
     assert rows[0]["fraction"] == pytest.approx(rows[0]["bytes"] / 2e9 / rows[0]["timing"]["median"])
