@@ -38,13 +38,20 @@ def all_checks(*, is_tiny: bool) -> Iterator[tuple[str, Check, torch.dtype]]:
             yield name, check, dtype
 
 
+def goals(*, is_tiny: bool) -> list[tuple[str, str]]:
+    return [("correctness", _label(name, dtype)) for name, _, dtype in all_checks(is_tiny=is_tiny)]
+
+
+def _label(name: str, dtype: torch.dtype) -> str:
+    return name if name in ONCE else f"{name}, {str(dtype).removeprefix('torch.')}"
+
+
 @torch.inference_mode()
 def run_checks(device: torch.device, shard: int, num_shards: int, *, is_tiny: bool) -> Iterator[Row]:
     """Every `num_shards`-th check, from number `shard` on."""
     for name, check, dtype in itertools.islice(all_checks(is_tiny=is_tiny), shard, None, num_shards):
         torch.manual_seed(0)
-        short = str(dtype).removeprefix("torch.")
-        label = name if name in ONCE else f"{name}, {short}"
+        label = _label(name, dtype)
         try:
             yield Row("correctness", label, check(Bench(device, dtype, is_tiny)), "", True)
         except Exception as error:  # an assertion, a launch that fails, memory: each is a finding

@@ -45,7 +45,11 @@ def find_facts(report: Report, device: torch.device, *, is_tiny: bool) -> dict[s
     return facts
 
 
-def add_limits(report: Report, limits: DeviceLimits) -> None:
+def add_limits(report: Report, limits: DeviceLimits | None) -> None:
+    """None: a dry run, which times nothing."""
+    if limits is None:
+        report.add(Row("limits", "copy bandwidth, matrix product", "not timed"))
+        return
     report.add(Row("limits", "copy bandwidth", f"{limits.bytes_per_second / 1e12:.3f} TB/s"))
     for dtype, rate in limits.flops_per_second.items():
         report.add(Row("limits", f"matrix product, {dtype}", f"{rate / 1e12:.1f} TFLOP/s"))

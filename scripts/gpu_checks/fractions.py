@@ -2,15 +2,15 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
-from baton.engine.measuring.case import Case, Run
+from baton.engine.measuring.case import Case
 from baton.engine.measuring.gpu_cases import GpuSizes, gpu_cases
 from baton.engine.measuring.limits import DeviceLimits, measure_limits
 from baton.engine.measuring.measure import measure
-from baton.engine.measuring.timing import Timer, timer_for
+from baton.engine.measuring.timing import timer_for
 from baton.kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
 
 from .report import Report, Row
@@ -19,17 +19,6 @@ SIZES = GpuSizes(rows=(1, 256, 8192), sampled_rows=(1, 256))
 TINY_SIZES = GpuSizes((2,), (2,), ((2, 20),), ((0, 9),), 6, 1001, 4)
 _BUDGET_S = 0.02
 _LEFT_FOR_OTHERS_S = 200.0
-
-
-class OnceTimer:
-    """For the dry run: everything runs once, and what time it took means nothing."""
-
-    cold_bytes = 0
-
-    def prepare(self, runs: Sequence[Run]) -> Callable[[], float]:
-        for run in runs:
-            run()
-        return lambda: 1e-3
 
 
 def _shapes(*, is_tiny: bool) -> Iterator[ModelShape]:
@@ -58,26 +47,47 @@ def compile_kernels(device: torch.device, shard: int, num_shards: int, *, is_tin
             torch.cuda.empty_cache()
 
 
-def limits_of(device: torch.device, *, is_tiny: bool) -> DeviceLimits:
-    if is_tiny:
-        return DeviceLimits(1e9, {"float32": 1e9, "bfloat16": 1e9})
+def limits_of(device: torch.device) -> DeviceLimits:
     return measure_limits(timer_for(device), device, ("bfloat16", "float32"))
 
 
-def measure_kernels(report: Report, device: torch.device, limits: DeviceLimits, *, is_tiny: bool) -> None:
+def goals(*, is_tiny: bool) -> list[tuple[str, str]]:
+    cases = _cases(torch.device("meta"), is_tiny=is_tiny)  # no case is made, so the device does not matter
+    return [("fraction", _label(shape.name, case)) for shape, case in cases if case.goal or case.goal_flops]
+
+
+def _label(model: str, case: Case) -> str:
+    return f"{model}: {case.op}, {case.size}"
+
+
+@torch.inference_mode()
+def run_kernels(report: Report, device: torch.device) -> None:
+    """For the dry run: every case once, without a time, which would mean nothing. On the CPU there is no cuBLAS."""
+    for shape, case in _cases(device, is_tiny=True):
+        label = _label(shape.name, case).replace("cuBLAS", "torch")
+        try:
+            case.make()()
+        except Exception as error:  # as in `measure`: a finding, and the next case goes on
+            report.add(Row("fraction", label, "failed", f"{type(error).__name__}: {error}".splitlines()[0], False))
+            continue
+        report.add(Row("fraction", label, "runs, not timed"))
+
+
+def measure_kernels(report: Report, device: torch.device, limits: DeviceLimits) -> None:
     """A row for each case, while there is time."""
-    timer: Timer = OnceTimer() if is_tiny else timer_for(device)
-    for name, group in itertools.groupby(_cases(device, is_tiny=is_tiny), key=lambda pair: pair[0].name):
+    timer = timer_for(device)
+    for name, group in itertools.groupby(_cases(device, is_tiny=False), key=lambda pair: pair[0].name):
         for result in measure((case for _, case in group), timer, limits, _BUDGET_S):
-            label = f"{name}: {result.case.op}, {result.case.size}"
+            label = _label(name, result.case)
             data = {"model": name, **result.as_json()}
             if result.timing is None or result.fraction is None:
                 report.add(Row("fraction", label, "failed", result.problem, False, data))
                 continue
-            ok = result.fraction >= result.goal if result.goal and not is_tiny else None
+            ok = result.fraction >= result.goal if result.goal else None
             goal = f", goal {result.goal:.0%}" if result.goal else ""
+            goal += " ?" if result.is_doubtful else ""
             value = f"{result.fraction:6.1%} of {result.bound}"
             report.add(Row("fraction", label, value, f"{result.timing.median * 1e6:,.1f} us{goal}", ok, data))
-            if report.seconds_left < _LEFT_FOR_OTHERS_S and not is_tiny:
+            if report.seconds_left < _LEFT_FOR_OTHERS_S:
                 report.add(Row("fraction", "the other cases", "not measured", "no time", None, {"skipped": True}))
                 return

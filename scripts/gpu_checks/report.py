@@ -25,10 +25,11 @@ class Row:
 
 
 class Report:
-    """Rows as they come, printed at once. Stages end in time: `has_time` says whether one may still start."""
+    """Rows as they come, printed at once. Stages end in time. `goals`: (stage, name) of what needs a verdict."""
 
     def __init__(self, minutes: float, clock: Callable[[], float] = time.monotonic, echo: bool = True):
         self.rows: list[Row] = []
+        self.goals: list[tuple[str, str]] = []
         self._clock = clock
         self._echo = echo
         self._started = clock()
@@ -62,6 +63,13 @@ class Report:
     def num_failed(self) -> int:
         return sum(row.ok is False for row in self.rows)
 
+    @property
+    def not_judged(self) -> list[str]:
+        """Goals without a verdict, whatever the reason: no time, no profile, another transport, a stage that failed."""
+        judged = {(row.stage, row.name) for row in self.rows if row.ok is not None}
+        return [f"{stage}: {name}" for stage, name in self.goals if (stage, name) not in judged]
+
     def write(self, path: Path, facts: dict[str, object]) -> None:
-        content = {"facts": facts, "seconds": self._clock() - self._started, "rows": [asdict(row) for row in self.rows]}
+        content: dict[str, object] = {"facts": facts, "seconds": self._clock() - self._started}
+        content |= {"not_judged": self.not_judged, "rows": [asdict(row) for row in self.rows]}
         path.write_text(json.dumps(content, indent=1, default=str) + "\n")

@@ -19,6 +19,15 @@ from .package import model_files
 from .report import Report, Row
 
 
+def goals(model: str) -> list[tuple[str, str]]:
+    """None where transformers is not installed: that is said, and is no fault."""
+    return [("rival", _label(model))] if importlib.util.find_spec("transformers") else []
+
+
+def _label(model: str) -> str:
+    return f"{model} beside transformers"
+
+
 def beside_transformers(report: Report, one: OneProcess, model: str, *, is_tiny: bool) -> None:
     """Greedy tokens of both (bfloat16 rounds differently: a count, no verdict) and time a decode step at batch 1."""
     if importlib.util.find_spec("transformers") is None:
@@ -36,13 +45,13 @@ def beside_transformers(report: Report, one: OneProcess, model: str, *, is_tiny:
         one.free()
         theirs, their_step, version = _generate(folder, one.device, prompt, num_tokens)
     equal = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=True)) if a != b), len(own))
-    value, beside = (
-        f"{equal} of {len(own)} tokens equal",
-        f"step {own_step * 1e3:.2f} ms, theirs {their_step * 1e3:.2f}",
-    )
-    data = {"own_step_s": own_step, "their_step_s": their_step, "version": version}
+    value = f"{equal} of {len(own)} tokens equal"
+    speed = "not timed" if is_tiny else f"step {own_step * 1e3:.2f} ms, theirs {their_step * 1e3:.2f}"
+    data: dict[str, object] = {"version": version}
+    if not is_tiny:
+        data |= {"own_step_s": own_step, "their_step_s": their_step}
     ok = equal == len(own) if is_tiny else equal > 0  # float32 is exact
-    report.add(Row("rival", f"{model} beside transformers {version}", value, beside, ok, data))
+    report.add(Row("rival", _label(model), value, f"{version}, {speed}", ok, data))
 
 
 def _generate(folder: Path, device: torch.device, prompt: list[int], num_tokens: int) -> tuple[list[int], float, str]:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from . import correctness, fractions, rival
 from .facts import add_limits, find_facts
-from .fractions import limits_of, measure_kernels
+from .fractions import limits_of, measure_kernels, run_kernels
 from .one_process import LARGE, SMALL, OneProcess
 from .report import Report, Row
 from .rival import beside_transformers
@@ -17,6 +18,7 @@ from .two_processes import TwoProcesses
 
 SHARDS_TIMEOUT_S = 150.0
 GRACE_S = 20.0
+EXIT_OK, EXIT_FAILED, EXIT_NOT_JUDGED = 0, 1, 3
 
 
 def run_all(device_type: str, minutes: float, json: Path, *, is_tiny: bool) -> int:
@@ -29,8 +31,10 @@ def run_all(device_type: str, minutes: float, json: Path, *, is_tiny: bool) -> i
     def give_up() -> None:
         """Something hangs. Workers and shards end with this process."""
         report.add(Row("gpu_check", "the time is long over", "given up", "", False))
+        _summary(report)
         report.write(json, facts)
-        os._exit(1)
+        sys.stdout.flush()
+        os._exit(EXIT_FAILED)
 
     watchdog = threading.Timer(60 * minutes + GRACE_S, give_up)
     watchdog.daemon = True
@@ -43,7 +47,14 @@ def run_all(device_type: str, minutes: float, json: Path, *, is_tiny: bool) -> i
         _summary(report)
         report.write(json, facts)
         print(f"all rows are in {json}")
-    return 1 if report.num_failed else 0
+    return exit_status(report, is_dry_run=is_tiny)
+
+
+def exit_status(report: Report, *, is_dry_run: bool) -> int:
+    """What failed weighs more than what was not judged; a dry run judges no speed."""
+    if report.num_failed:
+        return EXIT_FAILED
+    return EXIT_NOT_JUDGED if report.not_judged and not is_dry_run else EXIT_OK
 
 
 def _run_stages(report: Report, device: torch.device, *, is_tiny: bool) -> None:
@@ -51,13 +62,21 @@ def _run_stages(report: Report, device: torch.device, *, is_tiny: bool) -> None:
         report.stage(name, 0 if is_tiny else needs_s, work)  # type: ignore[arg-type]
 
     timeout_s = SHARDS_TIMEOUT_S
-    stage("correctness", 30, lambda: run_shards(report, device.type, is_tiny=is_tiny, timeout_s=timeout_s))
-    limits = limits_of(device, is_tiny=is_tiny)
-    add_limits(report, limits)
-    stage("fraction", 60, lambda: measure_kernels(report, device, limits, is_tiny=is_tiny))
-    one = OneProcess(report, device, limits, is_tiny=is_tiny)
+    one = OneProcess(report, device, is_tiny=is_tiny)
     two = TwoProcesses(report, device.type, is_tiny=is_tiny)
     first, *others = two.transports
+    report.goals += [*correctness.goals(is_tiny=is_tiny), *fractions.goals(is_tiny=is_tiny), *rival.goals(SMALL)]
+    report.goals += [*one.speed_goals(LARGE), *one.sameness_goals(SMALL), *([] if is_tiny else one.speed_goals(SMALL))]
+    report.goals += two.goals(SMALL if is_tiny else LARGE, first, with_death=True)
+    report.goals += [goal for transport in others for goal in two.goals(SMALL, transport, with_death=False)]
+    stage("correctness", 30, lambda: run_shards(report, device.type, is_tiny=is_tiny, timeout_s=timeout_s))
+    limits = None if is_tiny else limits_of(device)
+    one.limits = limits
+    add_limits(report, limits)
+    if limits is None:
+        stage("fraction", 0, lambda: run_kernels(report, device))
+    else:
+        stage("fraction", 60, lambda: measure_kernels(report, device, limits))
     stage("speed", 40, lambda: one.speed(LARGE))
     stage("two procs", 40, lambda: two.run(SMALL if is_tiny else LARGE, first, with_death=True))
     stage("sameness", 30, lambda: one.sameness(SMALL))
@@ -79,3 +98,6 @@ def _summary(report: Report) -> None:
     print(f"{len(failed)} rows failed or missed a goal" + (":" if failed else ""))
     for row in failed:
         print(row.line())
+    if report.not_judged:
+        print(f"not judged: {len(report.not_judged)} goals:")
+        print("".join(f"    {goal}\n" for goal in report.not_judged), end="")

@@ -1,12 +1,14 @@
 """scripts/gpu_check: its pure parts, and all of it in a dry run."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -58,6 +60,100 @@ def test_a_stage_without_enough_time_is_skipped_and_said(load, tmp_path):
     assert content["rows"][0]["data"] == {"skipped": True}
 
 
+def test_a_goal_without_a_verdict_is_listed_and_is_no_success(load, tmp_path, capsys):
+    stages, Row = load("stages"), load("report").Row
+    report = load("report").Report(8, clock=lambda: 0.0, echo=False)
+    report.goals = [("fraction", "met"), ("fraction", "no profile"), ("two procs", "never begun")]
+    report.add(Row("fraction", "met", "90 %", ok=True))
+    report.add(Row("fraction", "no profile", "no profile"))
+    assert report.not_judged == ["fraction: no profile", "two procs: never begun"]
+    assert stages.exit_status(report, is_dry_run=False) == 3
+    assert stages.exit_status(report, is_dry_run=True) == 0
+    stages._summary(report)
+    printed = capsys.readouterr().out
+    assert printed.endswith("not judged: 2 goals:\n    fraction: no profile\n    two procs: never begun\n")
+    report.write(tmp_path / "r.json", {})
+    assert json.loads((tmp_path / "r.json").read_text())["not_judged"] == report.not_judged
+    report.add(Row("fraction", "no profile", "30 us", ok=False))
+    assert stages.exit_status(report, is_dry_run=False) == 1
+    report.rows.pop()
+    for stage, name in report.goals[1:]:
+        report.add(Row(stage, name, "good", ok=True))
+    assert stages.exit_status(report, is_dry_run=False) == 0
+
+
+def test_over_another_transport_only_faults_are_judged(load):
+    two_processes = load("two_processes")
+    report = load("report").Report(8, clock=lambda: 0.0, echo=False)
+    two = two_processes.TwoProcesses(report, "cuda", is_tiny=False)
+    refused = two_processes.HandOverPath("m", "cuda_ipc", "pinned_memory")
+    two._row(refused, "tokens", "equal", "", True, {})
+    two._row(refused, "tokens", "differ", "", False, {})
+    two._row(two_processes.HandOverPath("m", "tcp", "tcp"), "tokens", "equal", "", True, {})
+    assert [(row.name, row.ok, row.beside) for row in report.rows] == [
+        ("m, cuda_ipc: tokens", None, "over pinned_memory"),
+        ("m, cuda_ipc: tokens", False, "over pinned_memory"),
+        ("m, tcp: tokens", True, ""),
+    ]
+    assert report.rows[0].data["transport"] == "pinned_memory"
+
+
+def _play_death(load, *, handed_over_after_ns: int, tokens: list[int]) -> object:
+    """The row of a prefill worker killed in a fleet that is played; decode alone says [1, 2]."""
+    fleet_module, two_processes, core = load("fleet"), load("two_processes"), import_module("baton.core.timeline")
+    report = load("report").Report(8, clock=lambda: 0.0, echo=False)
+    two = two_processes.TwoProcesses(report, "cuda", is_tiny=True)
+    status = SimpleNamespace(num_kv_bytes_received=0)
+
+    class PlayedFleet:
+        killed_ns = 0
+
+        def entry(self, role):
+            return SimpleNamespace(status=status)
+
+        def generate(self, prompt, max_tokens, *, through_prefill):
+            return fleet_module.Answer(token_ids=list(tokens) if through_prefill else [1, 2])
+
+        async def until(self, condition, timeout_s, what):
+            status.num_kv_bytes_received = 1
+            assert condition()
+
+        def kill(self, role):
+            self.killed_ns = time.monotonic_ns()
+
+        async def finish(self, answer, timeout_s):
+            at = self.killed_ns + handed_over_after_ns
+            answer.timeline = core.Timeline().stamped(core.Station.HANDED_OVER, at)
+            return answer
+
+    path = two_processes.HandOverPath("m", "tcp", "tcp")
+    asyncio.run(two._death(path, PlayedFleet(), [1] * 30))
+    return report.rows[0]
+
+
+def test_a_death_after_the_hand_over_proves_nothing(load):
+    second = 10**9
+    assert _play_death(load, handed_over_after_ns=second, tokens=[1, 2]).ok is True
+    late = _play_death(load, handed_over_after_ns=-second, tokens=[1, 2])
+    assert (late.ok, late.value) == (None, "tokens equal")
+    assert "not judged: too late" in late.beside
+    assert _play_death(load, handed_over_after_ns=-second, tokens=[1, 3]).ok is False
+
+
+def test_the_goals_of_a_card_by_name(load):
+    fractions, one_process = load("fractions"), load("one_process")
+    goals = [name for _, name in fractions.goals(is_tiny=False)]
+    assert "Llama-3.1-8B: decode attention, 8 x 32,768" in goals
+    assert "Llama-3.1-8B: add, rms norm, 8,192 rows" in goals
+    assert not any("torch" in name or "cuBLAS" in name for name in goals)
+    one = one_process.OneProcess(None, None, is_tiny=False)
+    assert [name for _, name in one.speed_goals("Llama-3.1-8B")] == [
+        "Llama-3.1-8B: decode 1 x 1024",
+        "Llama-3.1-8B: decode 256 x 1024",
+        *(f"Llama-3.1-8B: decode {batch}: device between steps" for batch in (1, 8, 64, 256)),
+    ]
+
+
 def test_pauses_of_a_device(load):
     busy_part = load("decoding").busy_part
     # two streams overlap from 2 to 4; nothing runs from 6 to 9
@@ -106,7 +202,12 @@ def test_the_dry_run_walks_every_stage(tmp_path):
         *("facts", "correctness", "limits", "fraction", "speed", "one process", "sameness", "two procs", "rival")
     }
     assert sum(row["stage"] == "correctness" and row["ok"] is True for row in rows) == 13
+    names = {f"{row['stage']}: {row['name']}" for row in rows}
+    assert set(content["not_judged"]) <= names, "every goal is the name of a row"
+    assert not any(unit in row["value"] + row["beside"] for row in rows for unit in ("%", " us", " ms", "TB/s", "FLOP"))
+    assert not any("cuBLAS" in name for name in names)
     judged = {row["name"]: row["ok"] for row in rows if row["stage"] == "two procs" and row["ok"] is not None}
+    judged.setdefault("Qwen3-0.6B, shared_memory: prefill killed", True)  # without a verdict where it came too late
     assert judged == {
         "Qwen3-0.6B, shared_memory: 9 tokens: tokens of both ways": True,
         "Qwen3-0.6B, shared_memory: prefill killed": True,
