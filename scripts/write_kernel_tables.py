@@ -83,16 +83,16 @@ def cost_text(cost: OpCost) -> str:
 
 def amount(number: int) -> str:
     for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= factor:
+        if number >= 0.9995 * factor:  # which rounds to 1
             return f"{number / factor:.3g} {unit}"
     return f"{number} "
 
 
 def duration(seconds: float) -> str:
     for factor, unit in ((1e-3, "ms"), (1e-6, "us")):
-        if seconds >= factor:
+        if seconds >= 0.9995 * factor:  # which rounds to 1
             return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds / 1e-9:.2g} ns"
+    return f"{seconds / 1e-9:.3g} ns"
 
 
 def specs_of(shape: ModelShape, capability: int) -> Iterator[KernelSpec]:
