@@ -5,8 +5,10 @@ every table entry beyond it, NaN in the keys and values beside the queries. bflo
 to the device: the interpreter computes with its bits as if they were integers.
 """
 
+import dataclasses
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +167,31 @@ def test_both_equal_the_definition_in_odd_shapes(
     assert_close(batch.decode(window, soft_cap), batch.expected(window, soft_cap))
     batch = make_batch([(30, 5), (0, 40)], num_heads, num_kv_heads, head_dim, block_size, dtype, window)
     assert_close(batch.prefill(window, soft_cap), batch.expected(window, soft_cap))
+
+
+def test_both_equal_the_definition_at_the_head_size_of_the_models() -> None:
+    """Llama's and Qwen3's: 128, 4 query heads a KV head, blocks of 16; a second piece, a cached prefix, whole tiles."""
+    batch = make_batch([(299, 1), (0, 1)], 4, 1, 128, 16, torch.float16)
+    assert_close(batch.decode(), batch.expected())
+    batch = make_batch([(37, 3), (0, 33), (270, 1)], 4, 1, 128, 16, torch.float16)
+    assert_close(batch.prefill(), batch.expected())
+
+
+@pytest.mark.slow
+def test_a_decode_over_131072_tokens_equals_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 pieces. A tile is a whole piece, since the interpreter takes a minute over the 8192 tiles of 16 tokens.
+
+    The outputs are means of so many values that one token's value moves them by 2e-6 to 1e-5: ten times the tolerance.
+    """
+    choose = decode_module.decode_config
+
+    def with_long_tiles(*arguments: Any) -> decode_module.DecodeConfig:
+        config = choose(*arguments)
+        return dataclasses.replace(config, constants=config.constants | {"KEY_TILE": config.constants["PIECE"]})
+
+    monkeypatch.setattr(decode_module, "decode_config", with_long_tiles)
+    batch = make_batch([(131071, 1)], 1, 1, 16, 128)
+    torch.testing.assert_close(batch.decode(), batch.expected(), rtol=0, atol=2e-7)
 
 
 @settings(max_examples=8, deadline=None)
