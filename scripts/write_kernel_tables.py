@@ -22,6 +22,7 @@ from baton.kernels.gpu import (
     block_copy,
     checksum,
     decode_attention,
+    feedback,
     gemm,
     grouped_gemm,
     int8_gemm,
@@ -49,6 +50,7 @@ MODULES = (
     grouped_gemm,
     sampling,
     penalties,
+    feedback,
 )
 # NVIDIA's datasheet of the H200 SXM.
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.8e12, 989e12
@@ -58,7 +60,6 @@ SIZES = GpuSizes(
     decodes=((1, 1024), (256, 1024), (8, 32768)),
     chunks=((0, 1024), (0, 16384), (8192, 1024)),
 )
-INSTRUCTIONS = {r"tcgen05\.mma": "tcgen05", r"wgmma\.mma_async": "wgmma", r"mma\.sync": "mma"}
 
 
 def cost_table() -> list[str]:
@@ -115,8 +116,8 @@ class CodeRow:
     def add(self, kernel: CompiledKernel) -> None:
         self.registers.append(kernel.registers)
         self.shared_bytes.append(kernel.shared_bytes)
-        self.instructions.update([name for pattern, name in INSTRUCTIONS.items() if re.search(pattern, kernel.ptx)][:1])
-        self.have_wide_loads &= kernel.has_wide_loads
+        self.instructions.update(instruction.partition(".")[0] for instruction in kernel.products)
+        self.have_wide_loads &= any(widths == {16} for widths in kernel.load_widths.values())
         self.spill_bytes = max(self.spill_bytes, kernel.spill_bytes)
 
     @property

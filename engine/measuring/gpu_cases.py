@@ -11,11 +11,13 @@ from torch import Tensor
 from ...kernels.gpu.activation import activation_cost, silu_and_mul
 from ...kernels.gpu.block_copy import copy_cost, gather_tokens, scatter_tokens
 from ...kernels.gpu.checksum import checksum, checksum_cost
+from ...kernels.gpu.feedback import feedback_cost, resolve_feedback
 from ...kernels.gpu.gemm import linear, linear_cost, linear_shapes
 from ...kernels.gpu.grouped_gemm import moe_cost, moe_forward
 from ...kernels.gpu.int8_gemm import int8_linear, int8_linear_cost, quantize_int8
 from ...kernels.gpu.model_shapes import ModelShape
 from ...kernels.gpu.norm import add_rms_norm, norm_cost, rms_norm
+from ...kernels.gpu.penalties import add_bias, apply_penalties, bias_cost, penalties_cost
 from ...kernels.gpu.rope_store import norm_rope_store, rope_store_cost
 from ...kernels.gpu.sampling import SamplingTensors, sample, sampling_cost
 from .case import Case, Run
@@ -34,6 +36,7 @@ class GpuSizes:
     chunks: tuple[tuple[int, int], ...] = ((0, 1024), (0, 8192), (0, 16384), (8192, 1024))  # before, now
     piece_tokens: int = 512
     checksum_bytes: int = 64 * 1024**2
+    penalised_tokens: int = 1024  # of each row
     block_size: int = 16
 
 
@@ -48,6 +51,7 @@ def gpu_cases(
     yield from on.products()
     if shape.num_experts:
         yield from on.experts()
+    yield from on.around_sampling()
     yield from on.sampling()
 
 
@@ -160,6 +164,33 @@ class _Operands:
         down = self._random(count, hidden, size).mul_(size**-0.5)
         x, logits = self._random(rows, hidden), self._random(rows, count)
         return partial(moe_forward, x, logits, gate_up, down, shape.experts_per_token, True)
+
+    def around_sampling(self) -> Iterator[Case]:
+        """What changes logits before a token is drawn, and what brings the token to the next step."""
+        tokens = self.sizes.penalised_tokens
+        for rows in self.sizes.sampled_rows:
+            penalise, text = partial(self._penalise, rows, tokens), rows_text(rows)
+            yield Case("penalties", f"{text} x {tokens:,}", penalties_cost(rows * tokens), penalise, "float32")
+            yield Case("logit bias", text, bias_cost(rows), partial(self._bias, rows), "float32")
+            yield Case("token feedback", text, feedback_cost(rows), partial(self._feed_back, rows), "float32")
+
+    def _penalise(self, rows: int, tokens: int) -> Run:
+        vocab_size = self.shape.vocab_size
+        logits = self._random(rows, vocab_size, dtype=torch.float32)
+        ids = torch.randint(vocab_size, (rows, tokens), dtype=torch.int32, device=self.device)
+        prompt, whole = (torch.full((rows,), n, dtype=torch.int32, device=self.device) for n in (tokens // 2, tokens))
+        weak = torch.full((rows,), 0.1, dtype=torch.float64, device=self.device)
+        counts = torch.zeros((rows, vocab_size), dtype=torch.int32, device=self.device)
+        return partial(apply_penalties, logits, ids, prompt, whole, 1 + weak, weak, weak, counts)
+
+    def _bias(self, rows: int) -> Run:
+        logits = self._random(rows, self.shape.vocab_size, dtype=torch.float32)
+        whole = torch.arange(rows, device=self.device)
+        return partial(add_bias, logits, whole, whole, torch.ones(rows, dtype=torch.float64, device=self.device))
+
+    def _feed_back(self, rows: int) -> Run:
+        slots = torch.randperm(rows, device=self.device)
+        return partial(resolve_feedback, torch.zeros_like(slots), slots, torch.arange(rows, device=self.device))
 
     def sampling(self) -> Iterator[Case]:
         kinds = {"greedy": (0.0, 0, 1.0), "T 0.7": (0.7, 0, 1.0), "top-p 0.9": (0.7, 0, 0.9)}

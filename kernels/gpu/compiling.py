@@ -83,15 +83,6 @@ class CompiledKernel:
         """Bytes of registers kept in memory: the stack frame, since our kernels have no local arrays."""
         return self._resources["STACK"] + self._resources["LOCAL"]
 
-    @property
-    def has_wide_loads(self) -> bool:
-        """At least one load takes 16 bytes a thread (ld.global.v4.b32, cp.async 16, or bulk copies): `load_widths` says
-        which arguments are read so throughout."""
-        pattern = (
-            r"ld\.global[\w.:]*\.v4\.b32|ld\.global[\w.:]*\.v2\.b64|cp\.async\.cg\.shared\.global.*0x10|cp\.async\.bulk"
-        )
-        return re.search(pattern, self.ptx) is not None
-
 
 def compile_kernel(spec: KernelSpec, capability: int) -> CompiledKernel:
     """Build machine code for sm_`capability`; raises what triton raises when it cannot."""

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .compiling import KernelSpec
+from .cost import OpCost
 from .launching import compile_options, require, require_tensor
 from .model_shapes import ModelShape
 
@@ -47,6 +48,11 @@ def resolve_feedback(input_ids: Tensor, feedback_slots: Tensor, feedback: Tensor
             BLOCK=_BLOCK,
             **compile_options(_NUM_WARPS, 1),
         )
+
+
+def feedback_cost(num_rows: int) -> OpCost:
+    """Of each row its slot, the token there and the id it becomes, 8 bytes each."""
+    return OpCost(num_rows * 3 * 8, 0)
 
 
 def kernel_specs(shape: ModelShape) -> list[KernelSpec]:

@@ -173,6 +173,11 @@ def penalties_cost(num_tokens: int) -> OpCost:
     return OpCost(num_tokens * (2 * 4 + 4 * 4 + 2 * 4), 6 * num_tokens)
 
 
+def bias_cost(num_entries: int) -> OpCost:
+    """Each entry's row, token id and value (8 bytes each) and its logit, read and written."""
+    return OpCost(num_entries * (3 * 8 + 2 * 4), num_entries)
+
+
 def kernel_specs(shape: ModelShape) -> list[KernelSpec]:
     """The three launches for the model's vocabulary; none of them reads in a row, so none can be wide."""
     aligned = ("logits_stride", "vocab_size") if shape.vocab_size % 16 == 0 else ()

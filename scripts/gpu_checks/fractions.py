@@ -16,7 +16,7 @@ from baton.kernels.gpu.model_shapes import MODEL_SHAPES, ModelShape
 from .report import Report, Row
 
 SIZES = GpuSizes(rows=(1, 256, 8192), sampled_rows=(1, 256))
-TINY_SIZES = GpuSizes((2,), (2,), ((2, 20),), ((0, 9),), 6, 1001, 4)
+TINY_SIZES = GpuSizes((2,), (2,), ((2, 20),), ((0, 9),), 6, 1001, 10, 4)
 _BUDGET_S = 0.02
 _LEFT_FOR_OTHERS_S = 200.0
 
