@@ -17,7 +17,7 @@ _MEAN_ENDS = 64  # answers that their mean length is taken over
 
 
 class DecodePacing:
-    """Moves the scheduler's cap on running sequences and its token budget within the config's ranges."""
+    """Moves the scheduler's cap on running sequences and its prompt budget within the config's ranges."""
 
     def __init__(self, config: SchedulerConfig, scheduler: DecodeScheduler, pool_tokens: int):
         self._scheduler = scheduler
@@ -34,6 +34,7 @@ class DecodePacing:
                 )
             )
         low, high = config.token_budget_range or (0, 0)
+        self._token_budget = config.token_budget
         self._is_budget_fixed = low == high
         self._shape = StepShape()  # of the last step
         self._prompts_per_s = 0.0
@@ -43,7 +44,9 @@ class DecodePacing:
 
     @property
     def settings(self) -> dict[str, int]:
-        return {"cap": self._scheduler.max_running, "token budget": self._scheduler.token_budget}
+        prompts = self._scheduler.prompt_budget
+        budget = {"token budget": self._token_budget} if prompts is None else {"prompt budget": prompts}
+        return {"cap": self._scheduler.max_running} | budget
 
     def launched(self, shape: StepShape, now: float) -> None:
         """A step of that shape was given to the device."""
@@ -71,6 +74,6 @@ class DecodePacing:
         )
         events = self._tuner.update(now, cost, load)
         self._scheduler.max_running = self._tuner.max_running
-        if not self._is_budget_fixed:  # a step's budget covers its decodes too; the tuner speaks of prompts alone
-            self._scheduler.token_budget = self._tuner.prompt_budget + self._shape.num_decodes
+        if not self._is_budget_fixed:
+            self._scheduler.prompt_budget = self._tuner.prompt_budget
         return events

@@ -56,8 +56,8 @@ class DecodeScheduler:
 
     def __init__(self, config: SchedulerConfig):
         self._config = config
-        self.max_running = config.max_running  # may be changed between plans, as may the token budget
-        self.token_budget = config.token_budget
+        self.max_running = config.max_running  # may be changed between plans, as may the prompt budget
+        self.prompt_budget: int | None = None  # prompt tokens of a step; None: what decodes leave of the token budget
         self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Sequence] = {}  # in order of joining; RECEIVING, COMPUTING and RUNNING ones
         self._joining: dict[str, Sequence] = {}  # those of them that have not decoded yet
@@ -150,7 +150,8 @@ class DecodeScheduler:
         if not computing:
             return []
         # However many decode, prompts get a share: a steady batch must not starve those who wait to join it.
-        budget = max(self.token_budget - num_decodes, self.token_budget // MIN_PROMPT_SHARE, 1)
+        left = max(self._config.token_budget - num_decodes, self._config.token_budget // MIN_PROMPT_SHARE, 1)
+        budget = left if self.prompt_budget is None else self.prompt_budget
         counts = plan_chunks([s.num_uncomputed_tokens for s in computing], budget, self._config.chunk_size)
         return [(s, n) for s, n in zip(computing, counts, strict=True) if n]
 

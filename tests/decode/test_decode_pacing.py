@@ -20,7 +20,7 @@ def after_a_minute(config: SchedulerConfig, num_decodes: int = 20) -> DecodeSche
 
 def test_without_a_range_nothing_moves() -> None:
     scheduler = after_a_minute(SchedulerConfig(256, 256, 64))
-    assert (scheduler.max_running, scheduler.token_budget) == (64, 256)
+    assert (scheduler.max_running, scheduler.prompt_budget) == (64, None)
 
 
 def test_the_cap_follows_the_target() -> None:
@@ -35,7 +35,20 @@ def test_a_target_that_nothing_can_hold_is_given_up_for_throughput() -> None:
 
 def test_what_is_fixed_stays_and_prompts_get_their_budget_beside_the_decodes() -> None:
     fixed = after_a_minute(SchedulerConfig(256, 256, 64, 1024, (256, 256), (64, 64), None, 0.050))
-    assert (fixed.max_running, fixed.token_budget) == (64, 256)
+    assert (fixed.max_running, fixed.prompt_budget) == (64, None)
     config = SchedulerConfig(256, 256, 64, 1024, (16, 512), (64, 64), None, 0.100)
     # 20 decodes take 70 ms of the 95: 25 prompt tokens of 1 ms each beside them
-    assert 40 <= after_a_minute(config).token_budget <= 50
+    assert 20 <= after_a_minute(config).prompt_budget <= 30
+
+
+def test_settings_have_the_names_of_the_events() -> None:
+    config = SchedulerConfig(256, 256, 64, 1024, (16, 512), (1, 64), None, 0.050)
+    scheduler = DecodeScheduler(config)
+    pacing = DecodePacing(config, scheduler, pool_tokens=100_000)
+    assert pacing.settings == {"cap": 64, "token budget": 256}
+    moved = set()
+    for second in range(60):
+        pacing.launched(StepShape(num_decodes=20, decode_context=2000), float(second))
+        moved |= {event.what for event in pacing.update(float(second), COST)}
+    assert moved == {"cap", "prompt budget"} == set(pacing.settings)
+    assert pacing.settings["prompt budget"] == scheduler.prompt_budget
