@@ -44,12 +44,7 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
     engine: EngineConfig
     context_length: int
     context_may_shrink: bool  # to the pool, when its size is known
-    max_running: int
-    least_running: int  # the tuner of decode may go so low; equal to `max_running`: the user fixed it
-    token_budget: int | None  # as the user set it; None: by device and role
-    ttft_target_s: float | None
-    tpot_target_s: float | None
-    transport: str
+    options: EngineOptions
     explanation: tuple[str, ...]
 
     @property
@@ -57,23 +52,29 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
         """0 on a GPU, where the worker measures it."""
         return self.engine.num_blocks * self.engine.block_size
 
+    @property
+    def max_running(self) -> int:
+        return self.options.max_running or (GPU_MAX_RUNNING if self.engine.device == "cuda" else CPU_MAX_RUNNING)
+
     def scheduler(self, *, decode: bool) -> SchedulerConfig:
-        budget = self.token_budget or TOKEN_BUDGETS[self.engine.device, decode]
-        target_s = self.tpot_target_s if decode else self.ttft_target_s
+        """Batch limits of a worker. With a target for its pool, its tuner may move what the user has not fixed."""
+        options = self.options
+        budget = options.token_budget or TOKEN_BUDGETS[self.engine.device, decode]
+        target_s = options.tpot_target_s if decode else options.ttft_target_s
         return SchedulerConfig(
             token_budget=budget,
             # On a prefill worker a long prompt leaves half of each step to the prompts behind it.
             chunk_size=budget if decode else max(1, budget // 2),
             max_running=self.max_running,
             token_budget_range=self._token_budget_range(budget) if target_s else None,
-            max_running_range=(self.least_running, self.max_running) if target_s else None,
-            ttft_target_s=self.ttft_target_s,
-            tpot_target_s=self.tpot_target_s,
+            max_running_range=(options.max_running or 1, self.max_running) if target_s else None,
+            ttft_target_s=options.ttft_target_s,
+            tpot_target_s=options.tpot_target_s,
         )
 
     def _token_budget_range(self, budget: int) -> tuple[int, int]:
         """Where a tuner may move it. A GPU's memory is measured with the default, so there it is the greatest one."""
-        if self.token_budget is not None:
+        if self.options.token_budget is not None:
             return budget, budget
         return MIN_TOKEN_BUDGET, budget if self.engine.device == "cuda" else 2 * budget
 
@@ -125,12 +126,7 @@ def resolve_engine(
         engine=_engine_config(options, compute, model, num_blocks, threads),
         context_length=context_length,
         context_may_shrink=False,
-        max_running=options.max_running or CPU_MAX_RUNNING,
-        least_running=options.max_running or 1,
-        token_budget=options.token_budget,
-        ttft_target_s=options.ttft_target_s,
-        tpot_target_s=options.tpot_target_s,
-        transport=options.transport,
+        options=options,
         explanation=(
             f"{weights}, context {context_length:,} of {model.max_position_embeddings:,} tokens, "
             f"{threads} of {machine.cores} core(s) a worker",
@@ -178,12 +174,7 @@ def _on_gpu(
         engine=_engine_config(options, compute, model, 0, options.threads or 1),
         context_length=context_length,
         context_may_shrink=options.context_length is None,
-        max_running=options.max_running or GPU_MAX_RUNNING,
-        least_running=options.max_running or 1,
-        token_budget=options.token_budget,
-        ttft_target_s=options.ttft_target_s,
-        tpot_target_s=options.tpot_target_s,
-        transport=options.transport,
+        options=options,
         explanation=(
             f"{weights}, {size} a worker, context up to {context_length:,} tokens, {compute.kernels} kernels"
             f"{' for the dense layers too (--deterministic)' if options.deterministic else ''}",

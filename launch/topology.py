@@ -132,10 +132,10 @@ def worker_config(
         engine=resolved.engine_config(
             decode=decode,
             share=worker.slot.share if worker.slot else 0.0,
-            ring_bytes=device_ring_bytes(resolved.transport, worker.num_peers),
+            ring_bytes=device_ring_bytes(resolved.options.transport, worker.num_peers),
         ),
         scheduler=resolved.scheduler(decode=decode),
-        transfer=TransferConfig(transport=resolved.transport),
+        transfer=TransferConfig(transport=resolved.options.transport),
         network=network,
         context_may_shrink=resolved.context_may_shrink,
         device_uuid=worker.slot.gpu.uuid if worker.slot else "",
