@@ -7,6 +7,7 @@ owns it.
 import msgspec
 
 from .messages import Role
+from .queueing import FCFS, QueuePolicy
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -54,6 +55,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_running_range: tuple[int, int] | None = None
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
+    policy: QueuePolicy = FCFS
 
 
 class NetworkConfig(msgspec.Struct, frozen=True):
@@ -66,7 +68,9 @@ class NetworkConfig(msgspec.Struct, frozen=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
-    """One worker. `context_may_shrink`: nobody asked for `context_length`, so it shrinks to what the pool holds,
+    """One worker. It has both roles; `roles` are those that gateways give it requests for at first.
+
+    `context_may_shrink`: nobody asked for `context_length`, so it shrinks to what the pool holds,
     which is known on "cuda" only when the model is loaded.
     """
 
@@ -76,7 +80,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     model_digest: str  # of weights, dtype and tokenizer; a gateway refuses a worker whose digest differs
     context_length: int  # tokens a request may have in all
     engine: EngineConfig
-    scheduler: SchedulerConfig
+    prefill: SchedulerConfig
+    decode: SchedulerConfig
     transfer: TransferConfig
     network: NetworkConfig
     context_may_shrink: bool = False
@@ -104,6 +109,10 @@ class GatewayConfig(msgspec.Struct, frozen=True):
     max_queue_delay_s: float = 60.0  # waiting longer than this ends in 429
     keep_alive_s: float = 5.0  # an SSE comment this often while nothing else is sent
     worker_timeout_s: float = 10.0  # silence after which a worker counts as gone
+    policy: QueuePolicy = FCFS
+    ttft_target_s: float | None = None  # who cannot be in time any more is refused
+    tpot_target_s: float | None = None
+    is_elastic: bool = False  # workers' roles follow the load
     drain_timeout_s: float = 300.0  # how long accepted requests may take to finish after the first stop signal
     log_level: str = "info"
     debug: bool = False

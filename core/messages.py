@@ -9,7 +9,7 @@ Who says what to whom:
     worker -> gateway   Hello Beat Status Tuned Goodbye TokenChunk RequestFailed CacheUpdate CacheSnapshot LedgerReport
                         Flushed
     gateway -> worker   Welcome Refused WhoAreYou Beat PeerJoined PeerLeft  GenerateRequest PrefillRequest AbortRequest
-                        CacheSnapshotQuery LedgerQuery FlushCache Drain
+                        CacheSnapshotQuery LedgerQuery FlushCache SetRoles Drain
     worker -> worker    RingOffer RingGone GroupKey KVGrant KVPiece KVCredit KVProgress KVCommit KVAbort
 """
 
@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 
 from .cache_events import CacheEvent
-from .request import FinishReason, Request
+from .request import FinishReason, Request, Urgency
 from .step_cost import StepCost
 from .timeline import Timeline
 from .tuner_event import TunerEvent
@@ -131,6 +131,7 @@ class Status(_Wire, frozen=True):
     transports: dict[str, str] = {}  # peer's node id |-> how its KV comes here: of the ring that is there, or would be
     step_cost: StepCost | None = None  # as learned so far
     settings: dict[str, int] = {}  # what tuners choose, or the user fixed: "token budget", "cap" ...
+    roles: tuple[Role, ...] = ()  # what gateways may give it requests for now; what it has accepted it finishes anyway
 
 
 class Tuned(_Wire, frozen=True):
@@ -149,6 +150,12 @@ class PeerJoined(_Wire, frozen=True):
 
 class PeerLeft(_Wire, frozen=True):
     ref: NodeRef
+
+
+class SetRoles(_Wire, frozen=True):
+    """Gateway to worker: be given requests for these roles from now on; its next Status says so to all gateways."""
+
+    roles: tuple[Role, ...]
 
 
 class Drain(_Wire, frozen=True):
@@ -178,6 +185,7 @@ class PrefillRequest(_Wire, frozen=True):
     token_ids: list[int]
     decode: NodeRef
     num_returned_tokens: int = 0  # as in GenerateRequest: wait for the KV of that many tokens before computing
+    urgency: Urgency = Urgency()
 
 
 class AbortRequest(_Wire, frozen=True):
@@ -373,6 +381,7 @@ Message = (
     | Goodbye
     | PeerJoined
     | PeerLeft
+    | SetRoles
     | Drain
     | GenerateRequest
     | PrefillRequest

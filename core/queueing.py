@@ -35,7 +35,9 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 FCFS = QueuePolicy()
 PRIORITY = QueuePolicy(by_priority=True)
-FAIR = QueuePolicy(is_fair=True)
+FAIR = QueuePolicy(by_priority=True, is_fair=True)
+SHORTEST = QueuePolicy(by_priority=True, is_fair=True, shortest_first=True)
+POLICIES = {"fcfs": FCFS, "priority": PRIORITY, "fair": FAIR, "shortest": SHORTEST}  # as named on the command line
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):

@@ -13,6 +13,22 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # the client left or cancelled
 
 
+NUM_PRIORITIES = 5
+DEFAULT_PRIORITY = 2  # the middle
+
+
+class Urgency(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Who is served before whom, the same in the gateway and in both kinds of worker (core/queueing.py).
+
+    `priority` 0 is the highest of NUM_PRIORITIES. `key` names who shares fairly: a digest of the client's API key.
+    `is_batch`: it takes what interactive requests leave.
+    """
+
+    priority: int = DEFAULT_PRIORITY
+    key: str = ""
+    is_batch: bool = False
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to choose the next token. Ranges are checked in the gateway, before anything reaches a worker.
 
@@ -47,6 +63,7 @@ class Request(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int]
     sampling: SamplingParams
     output_token_ids: list[int] = []
+    urgency: Urgency = Urgency()
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -48,13 +48,13 @@ class DecodeRole:
     def __init__(self, bench: Workbench, membership: Membership):
         self._bench = bench
         self._membership = membership
-        self._scheduler = DecodeScheduler(bench.config.scheduler)
+        self._scheduler = DecodeScheduler(bench.config.decode)
         pool_tokens = bench.info.num_blocks * bench.info.block_size
-        self._pacing = DecodePacing(bench.config.scheduler, self._scheduler, pool_tokens)
+        self._pacing = DecodePacing(bench.config.decode, self._scheduler, pool_tokens)
         self._entries: dict[str, DecodeEntry] = {}
         self._arrived: list[tuple[DecodeEntry, KVCommit]] = []  # handed over, first token not yet sampled
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
-        self._free_slots = list(range(bench.config.scheduler.max_running))  # of the device's newest tokens
+        self._free_slots = list(range(bench.config.decode.max_running))  # of the device's newest tokens
         self._has_newcomer = False  # a request came that `_admit` has not seen
         self._draining = False
 

@@ -46,8 +46,8 @@ class PrefillRole:
     def __init__(self, bench: Workbench, membership: Membership):
         self._bench = bench
         self._membership = membership
-        self._scheduler = PrefillScheduler(bench.config.scheduler)
-        self._pacing = PrefillPacing(bench.config.scheduler, self._scheduler, overlaps=bench.engine.overlaps)
+        self._scheduler = PrefillScheduler(bench.config.prefill)
+        self._pacing = PrefillPacing(bench.config.prefill, self._scheduler, overlaps=bench.engine.overlaps)
         self._entries: dict[str, PrefillEntry] = {}
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._max_in_flight = 2 if bench.engine.overlaps else 1

@@ -119,7 +119,7 @@ def build_workbench(config: WorkerConfig) -> Workbench:
         block_size=block_size,
         num_blocks=num_blocks,
         context_length=fit_context(config, num_blocks * block_size),
-        max_running=config.scheduler.max_running,
+        max_running=config.decode.max_running,
         threads=config.engine.threads,
         device_kind=config.engine.device,
         device_uuid=config.device_uuid,

@@ -105,7 +105,8 @@ class TwoProcesses:
             context_length=16384,
             engine=engine,
             # The same chunks on both: their matrix products then have the same number of rows, and the same bits.
-            scheduler=SchedulerConfig(sizes.budget, sizes.budget, max_running=8),
+            prefill=SchedulerConfig(sizes.budget, sizes.budget, max_running=8),
+            decode=SchedulerConfig(sizes.budget, sizes.budget, max_running=8),
             transfer=TransferConfig(transport, lease_s=10.0),
             network=NetworkConfig(str(run_dir), "127.0.0.1", (join_address(run_dir),), str(key_file(run_dir))),
             context_may_shrink=True,

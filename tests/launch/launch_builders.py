@@ -75,7 +75,8 @@ def worker_config(name: str, threads: int = 1) -> WorkerConfig:
         model_digest="d",
         context_length=1024,
         engine=EngineConfig("/models/tiny", "cpu", "torch", "float32", 16, 64, threads),
-        scheduler=SchedulerConfig(256, 256, 64),
+        prefill=SchedulerConfig(256, 256, 64),
+        decode=SchedulerConfig(256, 256, 64),
         transfer=TransferConfig(),
         network=NetworkConfig("", "127.0.0.1", ("tcp://127.0.0.1:1",), "/keys"),
     )

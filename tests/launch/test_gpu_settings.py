@@ -90,12 +90,12 @@ def test_each_worker_gets_its_card_and_its_share(builders, llama, resolve_gpu):
     assert decode.device_name == "NVIDIA H200"
     assert [w.engine.device_memory_share for w in (prefill, decode, other)] == [0.9, 0.45, 0.45]
     assert [w.engine.max_batch for w in (prefill, decode, other)] == [0, 256, 256]  # graphs are for decode steps
-    assert [w.scheduler.token_budget for w in (prefill, decode)] == [8192, 2048]
+    assert [s.token_budget for s in (prefill.prefill, decode.decode)] == [8192, 2048]
     assert [w.engine.token_budget for w in (prefill, decode)] == [8192, 2048]
     # 16 slots of 2 MiB, to and from each peer and two that may join
     assert [w.engine.ring_bytes for w in (prefill, decode)] == [2 * 4 * 32 * MIB, 2 * 3 * 32 * MIB]
-    assert [w.scheduler.chunk_size for w in (prefill, decode)] == [4096, 2048]
-    assert [w.scheduler.max_running for w in (prefill, decode)] == [256, 256]
+    assert [s.chunk_size for s in (prefill.prefill, decode.decode)] == [4096, 2048]
+    assert [s.max_running for s in (prefill.prefill, decode.decode)] == [256, 256]
     assert prefill.context_may_shrink
 
 

@@ -149,7 +149,9 @@ class House:
         transfer = TransferConfig("tcp", ring_slots=3, slot_bytes=5 * layout.bytes_per_token, lease_s=30.0)
         engine_config = EngineConfig("", "cpu", "torch", "float32", wanted["block_size"], wanted["num_blocks"], 1)
         network_config = NetworkConfig("", "127.0.0.1", (), "")
-        config = WorkerConfig(ref.node_id, (role,), "m", "d", 4096, engine_config, scheduler, transfer, network_config)
+        config = WorkerConfig(
+            ref.node_id, (role,), "m", "d", 4096, engine_config, scheduler, scheduler, transfer, network_config
+        )
         channels = LoopbackChannels(self.network, ref, self.gateway)
         info = WorkerInfo(
             ref, (role,), 1, "cpu", "m", "d", layout.wire_digest, channels.host_digest, (),
@@ -269,7 +271,7 @@ class House:
             assert ledger.idle, (ref, ledger)
             for role in self.workers[ref]._roles:
                 if isinstance(role, DecodeRole):  # each slot of the device's newest tokens is free, once
-                    assert sorted(role._free_slots) == list(range(bench.config.scheduler.max_running))
+                    assert sorted(role._free_slots) == list(range(bench.config.decode.max_running))
             self.network.send(self.gateway, ref, LedgerQuery(1))
         self.settle()
         assert all(ledger.idle for ledger in self.ledgers.values())

@@ -13,7 +13,17 @@ def config(*, may_shrink: bool) -> WorkerConfig:
     network = NetworkConfig("", "127.0.0.1", (), "/keys")
     scheduler = SchedulerConfig(1, 1, 1)
     return WorkerConfig(
-        "decode-0", (Role.DECODE,), "tiny", "d", 8192, engine, scheduler, TransferConfig(), network, may_shrink
+        "decode-0",
+        (Role.DECODE,),
+        "tiny",
+        "d",
+        8192,
+        engine,
+        scheduler,
+        scheduler,
+        TransferConfig(),
+        network,
+        may_shrink,
     )
 
 
