@@ -1,4 +1,4 @@
-"""Build a worker with its roles and run it: the one place that knows both prefill and decode."""
+"""Build a worker with both roles and run it: the one place that knows both prefill and decode."""
 
 import logging
 import signal
@@ -22,11 +22,10 @@ def run_worker(config: WorkerConfig) -> None:
     """Load, join, serve until told to stop. Raises ConfigurationError for what cannot be done."""
     bench = build_workbench(config)
     membership = Membership()
-    roles: list[WorkerRole] = []
-    if Role.PREFILL in config.roles:
-        roles.append(PrefillRole(bench, membership))
-    if Role.DECODE in config.roles:
-        roles.append(DecodeRole(bench, membership))
+    roles: dict[Role, WorkerRole] = {
+        Role.PREFILL: PrefillRole(bench, membership),
+        Role.DECODE: DecodeRole(bench, membership),
+    }
     worker = Worker(bench, membership, roles)
     _on_signals(worker)
     keys = ClusterKeys.load(config.network.key_file)

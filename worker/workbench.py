@@ -20,6 +20,7 @@ from ..transfer.keys import ClusterKeys
 from ..transfer.link import KVLink
 from .cache_reporter import CacheReporter
 from .sequence_blocks import SequenceBlocks
+from .step_share import StepShare
 from .step_watch import StepWatch
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Workbench:
     link: KVLink
     reporter: CacheReporter
     steps: StepWatch = field(default_factory=StepWatch)
+    share: StepShare = field(default_factory=StepShare)
     counters: Counter[str] = field(default_factory=Counter)  # num_tokens_generated, num_handover_failures
 
     @property
@@ -67,6 +69,7 @@ class Workbench:
         num_preemptions: int,
         settings: dict[str, int],
         peers: Iterable[WorkerInfo],
+        roles: tuple[Role, ...],
     ) -> Status:
         states, link = self.cache.pool.counts(), self.link.counts()
         return Status(
@@ -88,15 +91,15 @@ class Workbench:
             transports=self._transports(peers),
             step_cost=self.steps.learned,
             settings=settings,
+            roles=roles,
         )
 
     def _transports(self, peers: Iterable[WorkerInfo]) -> dict[str, str]:
-        """Prefill worker |-> how its KV comes here; without those whose KV cannot come."""
+        """Peer |-> how its KV comes here; without those whose KV cannot come. Roles change: any peer's may."""
         found = {}
-        for peer in peers if Role.DECODE in self.info.roles else ():
-            if Role.PREFILL in peer.roles:
-                with contextlib.suppress(PeerUnreachable, ConfigurationError):  # its hand-overs say why
-                    found[peer.ref.node_id] = self.link.transport_of(peer.ref)
+        for peer in peers:
+            with contextlib.suppress(PeerUnreachable, ConfigurationError):  # its hand-overs say why
+                found[peer.ref.node_id] = self.link.transport_of(peer.ref)
         return found
 
 

@@ -1,11 +1,14 @@
 """The loop of a worker process: receive, let each role take a step, hand on, report.
 
 One thread runs it. Signs of life come from a thread of their own (BeatThread), so a long forward pass is not death.
+
+Every worker has both roles. Its mask says which of them gateways give it requests for; it binds the gateways and not
+the worker: what was accepted, or was on its way when the mask changed, is served to its end.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..core.errors import ConfigurationError
 from ..core.messages import (
@@ -18,6 +21,8 @@ from ..core.messages import (
     LedgerQuery,
     LedgerReport,
     Refused,
+    Role,
+    SetRoles,
     Status,
     WhoAreYou,
 )
@@ -40,12 +45,13 @@ class Worker:
         self,
         bench: Workbench,
         membership: Membership,
-        roles: list[WorkerRole],
+        roles: Mapping[Role, WorkerRole],
         clock: Callable[[], float] = time.monotonic,
     ):
         self._bench = bench
         self._clock = clock
         self._roles = roles
+        self._mask = bench.config.roles
         self._membership = membership
         self._last_status: Status | None = None
         self._last_status_at = 0.0
@@ -77,7 +83,7 @@ class Worker:
         self._receive(timeout_s)
         if self._draining:
             self._drain_roles()
-        steps = [role.step(self._clock()) for role in self._roles]
+        steps = [role.step(self._clock()) for role in self._roles.values()]
         moved = self._hand_on(read_at)
         self._bench.reporter.report()
         busy = moved or any(steps)
@@ -87,7 +93,7 @@ class Worker:
     @property
     def num_requests(self) -> int:
         """Requests known in any phase."""
-        return sum(role.num_requests for role in self._roles)
+        return sum(role.num_requests for role in self._roles.values())
 
     # ---- receive ---------------------------------------------------------------------------------------------
 
@@ -97,10 +103,10 @@ class Worker:
             self._apply(self._membership.handle(incoming.sender, incoming.body, now), now)
             self._answer(incoming)
             for event in self._bench.link.handle(incoming, now):
-                for role in self._roles:
+                for role in self._roles.values():
                     role.on_link_event(event, now)
             if self._membership.is_gateway(incoming.sender):
-                for role in self._roles:
+                for role in self._roles.values():
                     role.handle(incoming, now)
         # Here and not after the step: what came in during a long step is not silence.
         now = self._clock()
@@ -122,14 +128,25 @@ class Worker:
                 self._bench.tell(incoming.sender, Flushed(query_id, num_blocks))
             case CacheSnapshotQuery():
                 self._bench.tell(incoming.sender, self._bench.reporter.snapshot())
+            case SetRoles(roles=roles):
+                self._set_mask(roles)
             case Drain():
                 self.stop()
+
+    def _set_mask(self, roles: tuple[Role, ...]) -> None:
+        """The answer is a Status to all gateways, also when nothing changes: whoever asked waits for it."""
+        mask = tuple(role for role in Role if role in roles)
+        if mask and mask != self._mask:
+            logger.info("roles now: %s (before: %s)", "+".join(mask), "+".join(self._mask))
+            self._mask = mask
+        self._last_status = None
+        self._report_status(force=True)
 
     def _apply(self, changes: Changes, now: float) -> None:
         for ref in changes.left:
             logger.info("peer %s left", ref.node_id)
             for event in self._bench.link.drop_peer(ref):
-                for role in self._roles:
+                for role in self._roles.values():
                     role.on_link_event(event, now)
             self._bench.channels.remove_peer(ref)
         for info in changes.joined:
@@ -137,7 +154,7 @@ class Worker:
             self._bench.channels.add_peer(info)
         for gateway in changes.lost_gateways:
             logger.warning("gateway %s is gone; its requests are dropped", gateway.node_id)
-            for role in self._roles:
+            for role in self._roles.values():
                 role.gateway_lost(gateway)
         if changes.welcomed_by is not None:
             if not self._has_joined and not self._bench.config.network.run_dir:
@@ -156,7 +173,7 @@ class Worker:
         """
         events = self._bench.link.pump(read_at)
         for event in events:
-            for role in self._roles:
+            for role in self._roles.values():
                 role.on_link_event(event, read_at)
         return bool(events)
 
@@ -165,19 +182,28 @@ class Worker:
         now = self._clock()
         if not force and now - self._last_status_at < STATUS_INTERVAL_S:
             return
-        roles = self._roles
+        roles = list(self._roles.values())
         status = self._bench.status(
             num_waiting=sum(role.num_waiting for role in roles),
             num_running=sum(role.num_running for role in roles),
             num_waiting_tokens=sum(role.num_waiting_tokens for role in roles),
             num_preemptions=sum(role.num_preemptions for role in roles),
-            settings={name: value for role in roles for name, value in role.settings.items()},
+            settings=self._settings(),
             peers=self._membership.peers,
+            roles=self._mask,
         )
         if status != self._last_status:
             self._bench.channels.broadcast_gateways(status)
             self._last_status, self._last_status_at = status, now
 
+    def _settings(self) -> dict[str, int]:
+        """Of the roles in the mask; a name that both have gets its role's in front for the second."""
+        settings: dict[str, int] = {}
+        for role in self._mask:
+            for name, value in self._roles[role].settings.items():
+                settings[f"{role} {name}" if name in settings else name] = value
+        return settings
+
     def _drain_roles(self) -> None:
-        for role in self._roles:
+        for role in self._roles.values():
             role.drain()

@@ -173,7 +173,7 @@ class House:
         link = KVLink(channels, pool, layout, transfer, "", info)
         bench = Workbench(config, info, engine, blocks, channels, link, CacheReporter(blocks.cache, channels))
         membership = Membership()
-        roles = [(PrefillRole if role is Role.PREFILL else DecodeRole)(bench, membership)]
+        roles = {Role.PREFILL: PrefillRole(bench, membership), Role.DECODE: DecodeRole(bench, membership)}
         others = [other.info for other in self.benches.values()]
         self.workers[ref] = Worker(bench, membership, roles, clock=lambda: self.now)
         self.benches[ref] = bench
@@ -269,9 +269,8 @@ class House:
             bench.cache.check_integrity()
             ledger = bench.ledger(self.workers[ref].num_requests)
             assert ledger.idle, (ref, ledger)
-            for role in self.workers[ref]._roles:
-                if isinstance(role, DecodeRole):  # each slot of the device's newest tokens is free, once
-                    assert sorted(role._free_slots) == list(range(bench.config.decode.max_running))
+            decode = self.workers[ref]._roles[Role.DECODE]  # each slot of the device's newest tokens is free, once
+            assert sorted(decode._free_slots) == list(range(bench.config.decode.max_running))
             self.network.send(self.gateway, ref, LedgerQuery(1))
         self.settle()
         assert all(ledger.idle for ledger in self.ledgers.values())

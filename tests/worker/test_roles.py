@@ -331,7 +331,7 @@ def test_more_than_the_pool_holds_is_preempted_and_exact(house, model_oracle) ->
         h.generate(name, prompt, 40, d, p)
     h.settle(rounds=20000)
     assert h.outputs == {name: model_oracle(prompt, 40) for name, prompt in prompts.items()}
-    assert h.workers[d]._roles[0].num_preemptions > 0
+    assert h.workers[d]._roles[DECODE].num_preemptions > 0
     h.assert_idle()
 
 
