@@ -22,6 +22,7 @@ class StepWatch:
         self._learner = StepCostLearner()
         self._launched: dict[int, tuple[StepShape, float]] = {}  # step number |-> shape, when
         self._device_free_at = -math.inf
+        self._last_collected = -1
         self._cost = self._learner.cost
         self._solved_at = -math.inf
 
@@ -30,11 +31,17 @@ class StepWatch:
         self._launched[number] = shape, self._clock()
 
     def collected(self, number: int) -> None:
-        """The step is over. Raises KeyError for one that was not launched."""
+        """The step is over. Raises KeyError for one that was not launched.
+
+        Each role collects its own steps. Where two were not collected in the order of their launch nobody saw when the
+        earlier one ended, so neither is learned from.
+        """
         shape, launched_at = self._launched.pop(number)
         now = self._clock()
-        self._learner.observe(shape, now - max(launched_at, self._device_free_at))
+        if number > self._last_collected and all(number < other for other in self._launched):
+            self._learner.observe(shape, now - max(launched_at, self._device_free_at))
         self._device_free_at = now
+        self._last_collected = max(number, self._last_collected)
 
     @property
     def learned(self) -> StepCost | None:

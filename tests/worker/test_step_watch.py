@@ -43,6 +43,25 @@ def test_the_cost_is_that_of_the_device_not_of_waiting(overlaps: bool) -> None:
         assert cost.seconds(StepShape(num_prompt_tokens=size)) == pytest.approx(seconds, rel=0.05)
 
 
+def test_steps_of_two_roles_that_are_collected_out_of_order_teach_nothing_wrong() -> None:
+    clock, seconds_of = Clock(), {100: 0.3, 200: 0.5, 400: 0.9}
+    watch = StepWatch(clock)
+    for number, size in enumerate(list(seconds_of) * 60):
+        if number % 12 == 0:  # two are launched, and the second one's role looks first
+            watch.launched(2 * number, StepShape(num_decodes=1))
+            watch.launched(2 * number + 1, StepShape(num_prompt_tokens=size))
+            clock.now += 7.0
+            watch.collected(2 * number + 1)
+            watch.collected(2 * number)
+        else:
+            watch.launched(2 * number, StepShape(num_prompt_tokens=size))
+            clock.now += seconds_of[size]
+            watch.collected(2 * number)
+    assert watch.cost.num_samples == run(False, seconds_of, 55).cost.num_samples
+    for size, seconds in seconds_of.items():
+        assert watch.cost.seconds(StepShape(num_prompt_tokens=size)) == pytest.approx(seconds, rel=0.05)
+
+
 def test_nothing_is_told_before_there_were_steps() -> None:
     assert StepWatch(Clock()).learned is None
 
