@@ -14,7 +14,7 @@ def describe_fleet(workers: Sequence[Worker]) -> list[dict[str, object]]:
         receiver = worker.info.ref.node_id
         for sender, transport in worker.status.transports.items() if worker.status else ():
             transports[receiver][sender] = transport
-            transports.setdefault(sender, {})[receiver] = transport
+            transports.setdefault(sender, {}).setdefault(receiver, transport)
     return [_describe(worker, transports[worker.info.ref.node_id]) for worker in sorted(workers, key=_by_name)]
 
 
@@ -22,7 +22,7 @@ def _describe(worker: Worker, transports: dict[str, str]) -> dict[str, object]:
     info = worker.info
     return {
         "id": info.ref.node_id,
-        "roles": list(info.roles),
+        "roles": list(worker.roles),
         "pid": info.pid,
         "device": info.device,
         "threads": info.threads,

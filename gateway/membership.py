@@ -71,6 +71,11 @@ class Worker:
     tuner_events: deque[TunerEvent] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_TUNER_EVENTS))
 
     @property
+    def roles(self) -> tuple[Role, ...]:
+        """What it may be given requests for now, as it last said."""
+        return self.status.roles if self.status is not None and self.status.roles else self.info.roles
+
+    @property
     def pool_tokens(self) -> int:
         """Tokens its KV pool holds."""
         return self.info.num_blocks * self.info.block_size
@@ -87,7 +92,7 @@ class Membership:
     _past_lives: deque[NodeRef] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LIVES))
 
     def with_role(self, role: Role) -> list[Worker]:
-        return [worker for worker in self.workers.values() if role in worker.info.roles]
+        return [worker for worker in self.workers.values() if role in worker.roles]
 
     def hello(self, info: WorkerInfo, now: float) -> list[Action]:
         """A process introduces itself; once more after a WhoAreYou, or when it lost its connection."""

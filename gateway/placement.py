@@ -29,10 +29,10 @@ class Placement:
     def worker_joined(self, info: WorkerInfo) -> None:
         if Role.PREFILL in info.roles:
             self._awaits_prefill = False
-        if Role.DECODE in info.roles:
-            self._admission.add_worker(
-                info.ref, block_size=info.block_size, num_blocks=info.num_blocks, max_running=info.max_running
-            )
+        # Whatever its roles are now: it may be given the decode role later.
+        self._admission.add_worker(
+            info.ref, block_size=info.block_size, num_blocks=info.num_blocks, max_running=info.max_running
+        )
 
     def worker_left(self, info: WorkerInfo) -> None:
         """What was sent to it must have been `given_back`, or routed without it, before it may come back."""

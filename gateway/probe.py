@@ -95,9 +95,14 @@ class Probe:
     # ---- one probe ------------------------------------------------------------------------------------------------
 
     def _missing(self) -> str | None:
-        """The kind of worker that is not there."""
+        """The kind of worker that is not there. A prefill worker that was given another role instead has joined."""
         needed = [role for role in Role if role is Role.DECODE or self._expected[role]]
-        missing = [role.value for role in needed if not self._membership.with_role(role)]
+        started = {role for worker in self._membership.workers.values() for role in worker.info.roles}
+        missing = [
+            role.value
+            for role in needed
+            if not self._membership.with_role(role) and (role is Role.DECODE or role not in started)
+        ]
         return f"no {' and no '.join(missing)} worker has joined" if missing else None
 
     async def _probe(self) -> None:
@@ -120,15 +125,15 @@ class Probe:
             self._problem = problem.text
 
     def _pairs(self) -> list[tuple[NodeRef, NodeRef | None]]:
-        """As many pairs as it takes to use every worker once, beginning elsewhere each time."""
+        """As many pairs as it takes to use every worker once, beginning elsewhere each time.
+
+        A worker with both roles hands nothing over to itself: where there is no other, it computes the prompt.
+        """
         decode = [worker.info.ref for worker in self._membership.with_role(Role.DECODE)]
-        prefill: list[NodeRef | None] = [worker.info.ref for worker in self._membership.with_role(Role.PREFILL)]
-        prefill = prefill or [None]
+        prefill = [worker.info.ref for worker in self._membership.with_role(Role.PREFILL)]
         self._round += 1
-        count = max(len(decode), len(prefill))
-        return [
-            (decode[(self._round + i) % len(decode)], prefill[(self._round + i) % len(prefill)]) for i in range(count)
-        ]
+        turns = range(self._round, self._round + max(len(decode), len(prefill)))
+        return [(decode[turn % len(decode)], _other(prefill, decode[turn % len(decode)], turn)) for turn in turns]
 
     async def _ask(self, pair: tuple[NodeRef, NodeRef | None]) -> Problem | None:
         """What went wrong; None when a token came, and its prompt from the prefill worker that was named."""
@@ -186,6 +191,11 @@ class Probe:
                     await self._wake.wait()
             except TimeoutError:
                 continue
+
+
+def _other(prefill: list[NodeRef], decode: NodeRef, turn: int) -> NodeRef | None:
+    others = [ref for ref in prefill if ref != decode]
+    return others[turn % len(others)] if others else None
 
 
 async def _ended(generation: Generation) -> None:

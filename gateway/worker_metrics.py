@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..core.messages import Status
+from ..core.messages import Role, Status
 from .membership import Worker
 
 _LABELS = ("worker", "role")
@@ -48,6 +48,7 @@ class WorkerCollector(Collector):
         yield _blocks(reporting)
         yield _usage(reporting)
         yield self._alive()
+        yield self._roles()
 
     def _tuner_events(self) -> Metric:
         events = CounterMetricFamily("baton_worker_tuner_changes", "Settings changed by tuners.", labels=_LABELS)
@@ -60,6 +61,15 @@ class WorkerCollector(Collector):
         for worker in self._workers():
             alive.add_metric(_labels(worker), 1)
         return alive
+
+    def _roles(self) -> Metric:
+        roles = GaugeMetricFamily(
+            "baton_worker_role_active", "Is it given requests for this role now?", labels=("worker", "active_role")
+        )
+        for worker in self._workers():
+            for role in Role:
+                roles.add_metric([worker.info.ref.node_id, role], role in worker.roles)
+        return roles
 
 
 def _tuning(reporting: list[tuple[list[str], Status]]) -> Iterable[Metric]:
