@@ -17,6 +17,10 @@ class VirtualClock:
         """The time, as a clock that production code may be given."""
         return self.now
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Calls `action` at the time `when`; one that has passed already means now."""
         self._serial += 1

@@ -1,7 +1,7 @@
 """Simulation: a fleet under a workload, in virtual time."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..core.config import SchedulerConfig
@@ -70,11 +70,17 @@ class Simulation:
             self.network.join(worker.ref, worker.handle)
             self.gateway.worker_joined(worker.info)
 
-    def run(self) -> SimResult:
-        """Every request from its arrival to its end."""
+    def run(self, is_enough: Callable[[Sequence[SimRecord], float], bool] | None = None) -> SimResult:
+        """Every request from its arrival to its end.
+
+        `is_enough` is asked every virtual second, with the records so far and the time: true ends the run there.
+        """
         began = time.perf_counter()
         self._arrive(0)
-        self.clock.run()
+        if is_enough is None:
+            self.clock.run()
+        else:
+            self._run_until(is_enough)
         return self._result(time.perf_counter() - began)
 
     def idle_faults(self) -> list[str]:
@@ -93,6 +99,12 @@ class Simulation:
         if in_flight or queued or self.gateway.admission.num_in_flight:
             faults.append(f"the gateway has {in_flight} requests in flight, {queued} queued")
         return faults
+
+    def _run_until(self, is_enough: Callable[[Sequence[SimRecord], float], bool]) -> None:
+        second = 1.0
+        while self.clock.has_events and not is_enough(self.gateway.records, self.clock.now):
+            self.clock.run(until=second)
+            second += 1.0
 
     def _arrive(self, index: int) -> None:
         """One arrival at a time: the next one is put into the queue by the one before."""

@@ -73,25 +73,29 @@ def stepped_requests(
     jitter_s: float = 0.0,
     seed: int = 0,
 ) -> list[SimRequest]:
-    """The rows of a trace under a load that changes in steps, each with its average rate; bursts keep their shape.
+    """The rows of a trace under a load that changes in steps, each with exactly its average rate: as many of the rows
+    that are next are stretched to its duration as it takes. Bursts keep their shape.
 
     A trace that is too short starts again, with contents of its own.
     """
     times = _spread([row.timestamp / 1000 for row in rows], jitter_s, seed)
     span_s = (times[-1] - times[0]) * len(rows) / max(len(rows) - 1, 1)  # a gap after the last one too
-    mean_gap_s = span_s / len(rows)
     chosen: list[TraceRow] = []
     arrivals: list[float] = []
     began, position = 0.0, 0  # of the step; in the trace, which may be gone through several times
-    now = 0.0
+
+    def time_of(position: int) -> float:
+        lap, index = divmod(position, len(rows))
+        return lap * span_s + times[index]
+
     for step in steps:
-        while now < began + step.duration_s:
-            lap, index = divmod(position, len(rows))
+        end = position + round(step.rate * step.duration_s)
+        factor = step.duration_s / max(time_of(end) - time_of(position), 1e-9)
+        for place in range(position, end):
+            lap, index = divmod(place, len(rows))
             chosen.append(_of_lap(rows[index], lap))
-            arrivals.append(now)
-            gap_s = times[index + 1] - times[index] if index + 1 < len(rows) else mean_gap_s
-            now += gap_s / mean_gap_s / step.rate
-            position += 1
+            arrivals.append(began + (time_of(place) - time_of(position)) * factor)
+        position = end
         began += step.duration_s
     return _requests(chosen, arrivals, max_tokens)
 
