@@ -9,6 +9,9 @@ with prompts and decodes in one step.
 
 import msgspec
 
+LEAST_SAMPLES = 30
+GREATEST_ERROR = 0.5
+
 
 class StepShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The lengths of one forward pass that its duration depends on."""
@@ -24,7 +27,10 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepCost(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Coefficients in seconds, none negative. `relative_error` is the running mean of |measured / predicted - 1|."""
+    """Coefficients in seconds, none negative. `relative_error` is the running mean of |measured / predicted - 1|.
+
+    Terms that a worker's steps never had are guesses: see `knows_prompts` and `knows_decodes`.
+    """
 
     base_s: float
     per_prompt_token_s: float
@@ -33,6 +39,22 @@ class StepCost(msgspec.Struct, frozen=True, array_like=True, gc=False):
     per_context_s: float
     num_samples: int = 0  # steps they were learned from
     relative_error: float = 1.0
+    num_prompt_samples: int = 0  # of those steps that held prompt tokens
+    num_decode_samples: int = 0  # that held decodes
+
+    @property
+    def is_trusted(self) -> bool:
+        """It was learned from enough steps, and predicts such steps roughly."""
+        return self.num_samples >= LEAST_SAMPLES and self.relative_error <= GREATEST_ERROR
+
+    @property
+    def knows_prompts(self) -> bool:
+        """What a prompt costs is learned, not guessed."""
+        return self.is_trusted and self.num_prompt_samples >= LEAST_SAMPLES
+
+    @property
+    def knows_decodes(self) -> bool:
+        return self.is_trusted and self.num_decode_samples >= LEAST_SAMPLES
 
     def seconds(self, shape: StepShape) -> float:
         return (

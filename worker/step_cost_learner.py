@@ -52,7 +52,7 @@ class StepCostLearner:
         self._weights: _Vector = [1.0] * 5
         self._information: list[_Vector] = [[0.0] * 5 for _ in range(5)]
         self._moment: _Vector = [0.0] * 5
-        self._num_samples = 0
+        self._num_samples = self._num_prompt_samples = self._num_decode_samples = 0
         self._mean_residual = 0.5  # of the sizes of clipped relative residuals: their scale, for Huber
         self._mean_sign = 0.0  # of residuals; 1 or -1: all are on one side
         self._relative_error = 1.0
@@ -80,7 +80,8 @@ class StepCostLearner:
         self._descend(_MAX_SWEEPS)
         unit = self._unit or 1e-6
         base, token, product, decode, context = (w * p * unit for w, p in zip(self._weights, _PRIOR, strict=True))
-        return StepCost(base, token, product, decode, context, self._num_samples, self._relative_error)
+        counts = self._num_prompt_samples, self._num_decode_samples
+        return StepCost(base, token, product, decode, context, self._num_samples, self._relative_error, *counts)
 
     @property
     def identified(self) -> frozenset[str]:
@@ -108,6 +109,8 @@ class StepCostLearner:
         clip = max(_HUBER * self._mean_residual, _LEAST_CLIP)
         clipped = min(max(residual, -clip), clip)
         self._num_samples += 1
+        self._num_prompt_samples += shape.num_prompt_tokens > 0
+        self._num_decode_samples += shape.num_decodes > 0
         self._mean_residual += _MEAN_RATE * (abs(clipped) - self._mean_residual)
         self._mean_sign += _MEAN_RATE * (math.copysign(1.0, residual) - self._mean_sign)
         self._relative_error += max(_MEAN_RATE, 1 / self._num_samples) * (abs(clipped) - self._relative_error)

@@ -8,8 +8,6 @@ from ..core.tuner_event import TunerEvent
 
 LEAST_GAIN = 0.1  # a change must be predicted to gain so much; less is noise
 KNEE_SHARE = 0.9  # of the greatest throughput: where the knee of the throughput/latency curve is taken to be
-_LEAST_SAMPLES = 30
-_GREATEST_ERROR = 0.5
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Setting:
 
 def is_trusted(cost: StepCost) -> bool:
     """It was learned from enough steps and predicts them roughly: until then tuners keep their defaults."""
-    return cost.num_samples >= _LEAST_SAMPLES and cost.relative_error <= _GREATEST_ERROR
+    return cost.is_trusted
 
 
 def in_ms(seconds: float) -> str:
