@@ -20,7 +20,7 @@ import msgspec
 
 from .cache_events import CacheEvent
 from .request import FinishReason, Request, Urgency
-from .step_cost import StepCost
+from .step_cost import StepCost, StepTotals
 from .timeline import Timeline
 from .tuner_event import TunerEvent
 
@@ -130,6 +130,7 @@ class Status(_Wire, frozen=True):
     num_handover_failures: int  # hand-overs that ended in local computation
     transports: dict[str, str] = {}  # peer's node id |-> how its KV comes here: of the ring that is there, or would be
     step_cost: StepCost | None = None  # as learned so far
+    steps: StepTotals = StepTotals()
     settings: dict[str, int] = {}  # what tuners choose, or the user fixed: "token budget", "cap" ...
     roles: tuple[Role, ...] = ()  # what gateways may give it requests for now; what it has accepted it finishes anyway
 

@@ -65,6 +65,40 @@ class StepCost(msgspec.Struct, frozen=True, array_like=True, gc=False):
             + self.per_context_s * shape.decode_context
         )
 
+    def seconds_of(self, steps: "StepTotals") -> float:
+        """Of many steps together: the cost is linear in the lengths."""
+        return (
+            self.base_s * steps.num_steps
+            + self.per_prompt_token_s * steps.num_prompt_tokens
+            + self.per_product_s * steps.prompt_products
+            + self.per_decode_s * steps.num_decodes
+            + self.per_context_s * steps.decode_context
+        )
+
+
+class StepTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """All forward passes of a worker since its start: the seconds they took, and their lengths added up."""
+
+    num_steps: int = 0
+    seconds: float = 0.0
+    num_prompt_tokens: int = 0
+    prompt_products: float = 0.0
+    num_decodes: int = 0
+    decode_context: int = 0
+
+    def plus(self, shape: StepShape, seconds: float) -> "StepTotals":
+        """One more step; an empty one (only sampling) is no forward pass."""
+        if shape.is_empty:
+            return self
+        return StepTotals(
+            self.num_steps + 1,
+            self.seconds + seconds,
+            self.num_prompt_tokens + shape.num_prompt_tokens,
+            self.prompt_products + shape.prompt_products,
+            self.num_decodes + shape.num_decodes,
+            self.decode_context + shape.decode_context,
+        )
+
 
 def chunk_products(start: int, num_tokens: int) -> float:
     """Query-key pairs of `num_tokens` new tokens behind `start` earlier ones. Adds up over the parts of a chunk."""

@@ -35,13 +35,14 @@ def _describe(worker: Worker, transports: dict[str, str]) -> dict[str, object]:
 
 
 def describe_tuning(workers: Sequence[Worker]) -> list[dict[str, object]]:
-    """One entry a worker, by name. `step_cost`: seconds, see core/step_cost.py; events: newest last, `at` in seconds of
+    """One entry a worker, by name. `step_cost`, `steps`: see core/step_cost.py; events: newest last, `at` in seconds of
     the worker's own clock."""
     return [
         {
             "id": worker.info.ref.node_id,
             "settings": worker.status.settings,
             "step_cost": _fields(worker.status.step_cost),
+            "steps": _fields(worker.status.steps),
             "num_events": worker.num_tuner_events,
             "events": [_fields(event) for event in worker.tuner_events],
         }

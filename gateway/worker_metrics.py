@@ -44,6 +44,7 @@ class WorkerCollector(Collector):
                 counter.add_metric(labels, getattr(status, field))
             yield counter
         yield from _tuning(reporting)
+        yield from _steps(reporting)
         yield self._tuner_events()
         yield _blocks(reporting)
         yield _usage(reporting)
@@ -90,6 +91,23 @@ def _tuning(reporting: list[tuple[list[str], Status]]) -> Iterable[Metric]:
                 cost.add_metric([*labels, term], getattr(status.step_cost, f"{term}_s"))
             error.add_metric(labels, status.step_cost.relative_error)
     yield from (settings, cost, error)
+
+
+def _steps(reporting: list[tuple[list[str], Status]]) -> Iterable[Metric]:
+    """What a learned cost can be checked by: over any time, seconds = the sum of terms x their costs."""
+    seconds = CounterMetricFamily("baton_worker_step_seconds", "Time of forward passes.", labels=_LABELS)
+    work = CounterMetricFamily(
+        "baton_worker_step_work", "Work of forward passes, by term of their cost.", labels=(*_LABELS, "term")
+    )
+    for labels, status in reporting:
+        steps = status.steps
+        seconds.add_metric(labels, steps.seconds)
+        work.add_metric([*labels, "base"], steps.num_steps)
+        work.add_metric([*labels, "per_prompt_token"], steps.num_prompt_tokens)
+        work.add_metric([*labels, "per_product"], steps.prompt_products)
+        work.add_metric([*labels, "per_decode"], steps.num_decodes)
+        work.add_metric([*labels, "per_context"], steps.decode_context)
+    yield from (seconds, work)
 
 
 def _blocks(reporting: list[tuple[list[str], Status]]) -> Metric:

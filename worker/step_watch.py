@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 
-from ..core.step_cost import StepCost, StepShape
+from ..core.step_cost import StepCost, StepShape, StepTotals
 from .step_cost_learner import StepCostLearner
 
 _COST_AGE_S = 0.5  # how old the coefficients given out may be: solving for them takes longer than learning a step
@@ -25,6 +25,7 @@ class StepWatch:
         self._last_collected = -1
         self._cost = self._learner.cost
         self._solved_at = -math.inf
+        self.totals = StepTotals()
 
     def launched(self, number: int, shape: StepShape) -> None:
         """The device was given a step; `number` names it until it is collected."""
@@ -39,7 +40,9 @@ class StepWatch:
         shape, launched_at = self._launched.pop(number)
         now = self._clock()
         if number > self._last_collected and all(number < other for other in self._launched):
-            self._learner.observe(shape, now - max(launched_at, self._device_free_at))
+            seconds = now - max(launched_at, self._device_free_at)
+        self._learner.observe(shape, seconds)
+        self.totals = self.totals.plus(shape, seconds)
         self._device_free_at = now
         self._last_collected = max(number, self._last_collected)
 

@@ -90,6 +90,7 @@ class Workbench:
             num_handover_failures=self.counters["num_handover_failures"],
             transports=self._transports(peers),
             step_cost=self.steps.learned,
+            steps=self.steps.totals,
             settings=settings,
             roles=roles,
         )

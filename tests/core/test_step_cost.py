@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.step_cost import StepCost, StepShape, chunk_products
+from baton.core.step_cost import StepCost, StepShape, StepTotals, chunk_products
 
 
 def test_each_length_has_its_coefficient() -> None:
@@ -28,3 +28,13 @@ def test_products_add_up_over_the_parts_of_a_chunk(start: int, first: int, secon
 def test_it_travels() -> None:
     cost = StepCost(1.0, 0.1, 0.01, 0.5, 0.25, 7, 0.125)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(cost), type=StepCost) == cost
+
+
+def test_what_many_steps_cost_is_what_each_of_them_costs() -> None:
+    cost = StepCost(1.0, 0.1, 0.01, 0.5, 0.25)
+    shapes = [StepShape(10, 300.0, 4, 8), StepShape(num_decodes=3, decode_context=40), StepShape()]
+    totals = StepTotals()
+    for shape in shapes:
+        totals = totals.plus(shape, 2.0)
+    assert totals == StepTotals(2, 4.0, 10, 300.0, 7, 48)  # the empty one only sampled
+    assert cost.seconds_of(totals) == pytest.approx(cost.seconds(shapes[0]) + cost.seconds(shapes[1]))

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.core.messages import Role, Status, Tuned
+from baton.core.step_cost import StepTotals
 from baton.core.tuner_event import TunerEvent
 
 BODY = {"prompt": "hi", "max_tokens": 500}
@@ -54,7 +55,8 @@ def test_counts_of_one_answer(in_world: Any, world_module: Any, answer: list[int
 def test_workers_report(in_world: Any, world_module: Any) -> None:
     async def scenario(world: Any) -> None:
         _, decode = await world.pair()
-        decode.say(Status(3, 2, 700, 10, 20, 30, 40, 0, 50, 1234, 567, 8, 9, 11, 1))
+        steps = StepTotals(num_steps=7, seconds=0.5, num_decodes=14)
+        decode.say(Status(3, 2, 700, 10, 20, 30, 40, 0, 50, 1234, 567, 8, 9, 11, 1, steps=steps))
         await world_module.until(lambda: world.gateway.membership.workers[decode.ref].status)
         found = await samples(world)
         labels = 'role="decode",worker="decode-0"'
@@ -64,6 +66,9 @@ def test_workers_report(in_world: Any, world_module: Any) -> None:
         assert found[f"baton_worker_preemptions_total{{{labels}}}"] == 8
         assert found[f"baton_worker_handover_failures_total{{{labels}}}"] == 1
         assert found[f"baton_kv_cache_usage_ratio{{{labels}}}"] == 0.5
+        assert found[f"baton_worker_step_seconds_total{{{labels}}}"] == 0.5
+        assert found['baton_worker_step_work_total{role="decode",term="base",worker="decode-0"}'] == 7
+        assert found['baton_worker_step_work_total{role="decode",term="per_decode",worker="decode-0"}'] == 14
         assert found['baton_worker_blocks{role="decode",state="cached",worker="decode-0"}'] == 40
         decode.say(Tuned([TunerEvent(5.0, "cap", 12, 9, "too slow"), TunerEvent(6.0, "cap", 9, 8, "too slow")]))
         await world_module.until(lambda: world.gateway.membership.workers[decode.ref].num_tuner_events)

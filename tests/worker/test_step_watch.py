@@ -69,3 +69,10 @@ def test_nothing_is_told_before_there_were_steps() -> None:
 def test_a_step_that_was_not_launched_is_a_bug() -> None:
     with pytest.raises(KeyError):
         StepWatch(Clock()).collected(1)
+
+
+def test_all_steps_are_added_up_from_the_first_one_on() -> None:
+    watch = run(True, {100: 0.3, 200: 0.5, 400: 0.9}, 10)  # the last of the 30 is never collected
+    totals = watch.totals
+    assert (totals.num_steps, totals.num_prompt_tokens) == (29, 10 * 700 - 400)
+    assert totals.seconds == pytest.approx(10 * 1.7 - 0.9)
