@@ -39,9 +39,9 @@ class StepWatch:
         """
         shape, launched_at = self._launched.pop(number)
         now = self._clock()
+        seconds = now - max(launched_at, self._device_free_at)
         if number > self._last_collected and all(number < other for other in self._launched):
-            seconds = now - max(launched_at, self._device_free_at)
-        self._learner.observe(shape, seconds)
+            self._learner.observe(shape, seconds)
         self.totals = self.totals.plus(shape, seconds)
         self._device_free_at = now
         self._last_collected = max(number, self._last_collected)
