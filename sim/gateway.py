@@ -80,6 +80,8 @@ class SimGateway:
         self._tick_while_needed()
 
     def handle(self, sender: NodeRef, message: Message) -> None:
+        """As Cluster does it; a membership in which nobody falls silent asks for nothing to be sent."""
+        self._membership.heard(sender, message, self._clock.now)
         self._cache_feed.handle(sender, message)
         self.dispatcher.handle(sender, message)
 

@@ -9,14 +9,13 @@ from ..core.messages import NodeRef, Role, WorkerInfo
 from ..core.tuner_event import TunerEvent
 from .answers import Answers
 from .clock import VirtualClock
-from .decode_worker import DecodeWorker
 from .device import Device, Overheads
 from .gateway import SimGateway
 from .handover import LinkSpeed
 from .network import SimNetwork
-from .prefill_worker import PrefillWorker
 from .record import SimRecord
-from .worker_base import WorkerParts
+from .workbench import WorkerParts
+from .worker import SimWorker
 from .workload import SimRequest
 
 
@@ -64,11 +63,12 @@ class Simulation:
         self._config = config
         self._requests = requests
         answers = Answers([request.output_tokens for request in requests])
-        self.prefill = [PrefillWorker(self._parts(Role.PREFILL, i)) for i in range(config.num_prefill)]
-        self.decode = [DecodeWorker(self._parts(Role.DECODE, i), answers) for i in range(config.num_decode)]
-        for worker in (*self.prefill, *self.decode):
+        names = [(Role.PREFILL, i) for i in range(config.num_prefill)]
+        names += [(Role.DECODE, i) for i in range(config.num_decode)]
+        self.workers = [SimWorker(self._parts(role, index), answers) for role, index in names]
+        for worker in self.workers:
             self.network.join(worker.ref, worker.handle)
-            self.gateway.worker_joined(worker.info)
+            self.gateway.worker_joined(worker.bench.info)
 
     def run(self, is_enough: Callable[[Sequence[SimRecord], float], bool] | None = None) -> SimResult:
         """Every request from its arrival to its end.
@@ -86,9 +86,9 @@ class Simulation:
     def idle_faults(self) -> list[str]:
         """What is left over although nothing happens any more: empty when every block and request is accounted for."""
         faults = []
-        for worker in (*self.prefill, *self.decode):
-            worker.blocks.cache.check_integrity()
-            ledger = worker.blocks.cache.ledger()
+        for worker in self.workers:
+            worker.bench.blocks.cache.check_integrity()
+            ledger = worker.bench.blocks.cache.ledger()
             if ledger.free + ledger.cached != ledger.total:
                 faults.append(f"{worker.ref.node_id} holds blocks: {ledger}")
             if worker.num_requests:
@@ -120,7 +120,6 @@ class Simulation:
 
     def _parts(self, role: Role, index: int) -> WorkerParts:
         config = self._config
-        limits = config.prefill if role is Role.PREFILL else config.decode
         info = WorkerInfo(
             ref=NodeRef(f"{role}-{index}", index + 1),
             roles=(role,),
@@ -134,25 +133,33 @@ class Simulation:
             block_size=config.block_size,
             num_blocks=config.num_blocks,
             context_length=config.num_blocks * config.block_size,
-            max_running=limits.max_running,
+            max_running=config.decode.max_running,
             threads=1,
         )
         return WorkerParts(
-            self.clock, self.network, self.gateway.ref, info, limits, config.device, config.overheads, config.overlaps
+            self.clock,
+            self.network,
+            self.gateway.ref,
+            info,
+            config.prefill,
+            config.decode,
+            config.device,
+            config.overheads,
+            config.overlaps,
         )
 
     def _result(self, real_s: float) -> SimResult:
-        workers = [*self.prefill, *self.decode]
+        benches = [worker.bench for worker in self.workers]
         return SimResult(
             records=self.gateway.records,
-            gaps=[gap for worker in self.decode for gap in worker.gaps.counted],
-            num_tokens_generated=sum(worker.num_tokens_generated for worker in self.decode),
-            num_prompt_tokens_computed=sum(worker.num_prompt_tokens for worker in workers),
-            num_preemptions=sum(worker.scheduler.num_preemptions for worker in self.decode),
+            gaps=[gap for worker in self.workers for gap in worker.decode.gaps.counted],
+            num_tokens_generated=sum(bench.num_tokens_generated for bench in benches),
+            num_prompt_tokens_computed=sum(bench.num_prompt_tokens for bench in benches),
+            num_preemptions=sum(worker.decode.scheduler.num_preemptions for worker in self.workers),
             num_kv_bytes=self.network.num_kv_bytes,
-            busy_s={worker.ref.node_id: worker.busy_s for worker in workers},
-            num_steps={worker.ref.node_id: worker.num_steps for worker in workers},
-            tuned=[(worker.ref.node_id, event) for worker in workers for event in worker.tuned],
+            busy_s={bench.ref.node_id: bench.busy_s for bench in benches},
+            num_steps={bench.ref.node_id: bench.num_steps for bench in benches},
+            tuned=[(bench.ref.node_id, event) for bench in benches for event in bench.tuned],
             virtual_s=self.clock.now,
             real_s=real_s,
         )

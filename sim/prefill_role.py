@@ -1,12 +1,15 @@
-"""PrefillWorker: drives the production PrefillScheduler, SequenceBlocks and RadixCache against a device cost model.
+"""SimPrefillRole: drives the production PrefillScheduler, SequenceBlocks and RadixCache against a device cost model.
 
 The order of things is that of prefill/role.py: admit, plan, launch (one step runs, the next one is in the device's
-queue), collect, publish, hand on. Here a step is an event at its end, and KV is a number of bytes.
+queue), collect, publish, hand on. What is over is collected first here, where a turn comes at the end of a step and not
+all the time. KV is a number of bytes.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..core.config import SchedulerConfig
 from ..core.lifecycle import Event, Phase
 from ..core.messages import AbortRequest, KVAbort, Message, NodeRef, PrefillRequest
 from ..core.sequence import Sequence
@@ -15,7 +18,7 @@ from ..prefill.pacing import PrefillPacing
 from ..prefill.scheduler import PlannedChunk, PrefillScheduler
 from ..radix_cache.block_pool import BlockState
 from ..worker.prefix_return import prefix_return_id, request_id_of
-from .worker_base import SimWorker, WorkerParts
+from .workbench import LaunchedWork, SimWorkbench
 
 
 @dataclass
@@ -30,38 +33,59 @@ class _Entry:
 @dataclass(frozen=True)
 class _Step:
     chunks: list[tuple[_Entry, PlannedChunk]]
-    number: int  # SequenceBlocks.step_launched
-    began: float
-    ends: float
+    work: LaunchedWork
 
 
-class PrefillWorker(SimWorker):
-    def __init__(self, parts: WorkerParts):
-        super().__init__(parts)
-        self.scheduler = PrefillScheduler(parts.config)
-        self._pacing = PrefillPacing(parts.config, self.scheduler, overlaps=parts.overlaps)
+class SimPrefillRole:
+    def __init__(self, bench: SimWorkbench, config: SchedulerConfig):
+        self.scheduler = PrefillScheduler(config)
+        self._bench = bench
+        self._pacing = PrefillPacing(config, self.scheduler, overlaps=bench.overlaps)
         self._entries: dict[str, _Entry] = {}
         self._in_flight: deque[_Step] = deque()
-        self._max_in_flight = 2 if parts.overlaps else 1
+        self._max_in_flight = 2 if bench.overlaps else 1
 
     @property
     def num_requests(self) -> int:
         return len(self._entries)
 
+    @property
+    def num_waiting(self) -> int:
+        return self.scheduler.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return len(self._entries) - self.scheduler.num_waiting
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self.scheduler.num_waiting_tokens
+
+    @property
+    def settings(self) -> dict[str, int]:
+        return self._pacing.settings
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._in_flight)
+
     # ---- the loop ------------------------------------------------------------------------------------------------
 
-    def turn(self) -> None:
-        now = self.clock.now
-        while self._in_flight and self._in_flight[0].ends <= now:
-            self._collect(self._in_flight.popleft())
-        while True:
-            self._admit()
-            self.tune(self._pacing.update)
-            plan = self.scheduler.plan() if len(self._in_flight) < self._max_in_flight else []
-            if not plan:
-                break
+    def step(self) -> Iterator[float]:
+        """Yields when the step ends, where the loop stands still meanwhile."""
+        self._collect_done()
+        self._admit()
+        self._bench.tuned += self._pacing.update(self._bench.clock.now, self._bench.steps.cost)
+        plan = self.scheduler.plan() if len(self._in_flight) < self._max_in_flight else []
+        if plan:
             self._launch(plan)
-        self.report()
+            if not self._bench.overlaps:
+                yield self._in_flight[-1].work.ends
+                self._collect_done()
+
+    def _collect_done(self) -> None:
+        while self._in_flight and self._in_flight[0].work.ends <= self._bench.clock.now:
+            self._collect(self._in_flight.popleft())
 
     def _launch(self, plan: list[PlannedChunk]) -> None:
         num_tokens, products = 0, 0.0
@@ -74,12 +98,10 @@ class PrefillWorker(SimWorker):
             chunks.append((entry, planned))
         self.scheduler.launched(plan)
         shape = StepShape(num_tokens, products)
-        began, ends = self.occupy_device(shape, len(plan))
-        self._in_flight.append(_Step(chunks, self.step_launched(shape), began, ends))
-        self.clock.at(ends, self.turn)
+        self._in_flight.append(_Step(chunks, self._bench.launch(shape, len(plan))))
 
     def _collect(self, step: _Step) -> None:
-        self.step_collected(step.number)
+        self._bench.collected(step.work.number)
         for entry, planned in step.chunks:
             sequence = entry.sequence
             sequence.collected(planned.num_tokens)
@@ -87,16 +109,16 @@ class PrefillWorker(SimWorker):
                 continue
             if planned.is_last:
                 sequence.on(Event.PROMPT_HANDED_ON)
-            self.blocks.publish(sequence)
-            self.network.handover(sequence.request_id).computed(sequence.num_computed_tokens, step.began)
+            self._bench.blocks.publish(sequence)
+            self._bench.network.handover(sequence.request_id).computed(sequence.num_computed_tokens, step.work.began)
 
     def _admit(self) -> None:
         while (request_id := self.scheduler.next_waiting()) is not None:
             entry = self._entries[request_id]
             sequence = entry.sequence
-            if self.blocks.is_being_computed(sequence, (e.sequence for e in self._entries.values())):
+            if self._bench.blocks.is_being_computed(sequence, (e.sequence for e in self._entries.values())):
                 return
-            if not self.blocks.acquire(sequence, sequence.num_tokens, BlockState.RESERVED):
+            if not self._bench.blocks.acquire(sequence, sequence.num_tokens, BlockState.RESERVED):
                 return
             self.scheduler.admit(request_id, 0)
             if entry.num_returned_tokens > sequence.num_computed_tokens:
@@ -107,25 +129,26 @@ class PrefillWorker(SimWorker):
                 self._compute(entry, sequence.num_computed_tokens)
 
     def _receive_prefix(self, entry: _Entry) -> None:
-        def returned() -> None:
-            self._prefix_returned(entry, entry.num_returned_tokens)
-
-        handover = self.network.handover(prefix_return_id(entry.sequence.request_id))
-        handover.open_receiver(entry.sequence.num_computed_tokens, returned)
+        handover = self._bench.network.handover(prefix_return_id(entry.sequence.request_id))
+        handover.open_receiver(
+            entry.sequence.num_computed_tokens,
+            lambda: self._bench.put(lambda: self._prefix_returned(entry, entry.num_returned_tokens)),
+        )
 
     def _compute(self, entry: _Entry, num_present_tokens: int) -> None:
         sequence = entry.sequence
-        self.blocks.settle(sequence)
+        self._bench.blocks.settle(sequence)
         sequence.num_computed_tokens = entry.num_cached_tokens = num_present_tokens
         self._pacing.saw(entry.arrived_at, sequence.num_uncomputed_tokens, num_present_tokens)
         self.scheduler.resume(sequence.request_id, sequence.num_uncomputed_tokens)
-        handover = self.network.handover(sequence.request_id)
+        handover = self._bench.network.handover(sequence.request_id)
         handover.num_cached_tokens = num_present_tokens
-        handover.computed(num_present_tokens, self.clock.now)
+        handover.computed(num_present_tokens, self._bench.clock.now)
 
     # ---- messages and hand-overs ---------------------------------------------------------------------------------
 
     def handle(self, sender: NodeRef, message: Message) -> None:
+        """Take a message; one that is another role's is ignored."""
         match message:
             case PrefillRequest() as request:
                 self._accept(request)
@@ -133,23 +156,26 @@ class PrefillWorker(SimWorker):
                 self._end(request_id)
             case KVAbort(request_id=return_id):
                 self._return_failed(request_id_of(return_id))
-        self.wake()
 
     def _accept(self, request: PrefillRequest) -> None:
         if self.scheduler.is_full:
-            self.network.send(self.ref, request.decode, KVAbort(request.request_id, "this worker's queue is full"))
+            self._bench.tell(request.decode, KVAbort(request.request_id, "this worker's queue is full"))
             return
         sequence = Sequence(request.request_id, request.namespace, request.token_ids, len(request.token_ids))
         num_returned = min(request.num_returned_tokens, sequence.num_tokens - 1)
-        self._entries[request.request_id] = _Entry(sequence, request.decode, num_returned, self.clock.now)
+        self._entries[request.request_id] = _Entry(sequence, request.decode, num_returned, self._bench.clock.now)
         self.scheduler.add(request.request_id, sequence.num_tokens)
-        handover = self.network.handover(request.request_id)
-        handover.open_sender(self.network.wire(self.ref), sequence.num_tokens, lambda: self._end(request.request_id))
+        handover = self._bench.network.handover(request.request_id)
+        handover.open_sender(
+            self._bench.network.wire(self._bench.ref),
+            sequence.num_tokens,
+            lambda: self._bench.put(lambda: self._end(request.request_id)),
+        )
 
     def _prefix_returned(self, entry: _Entry, num_present_tokens: int) -> None:
-        entry.sequence.on(Event.PREFIX_RETURNED)
-        self._compute(entry, num_present_tokens)
-        self.wake()
+        if self._entries.get(entry.sequence.request_id) is entry:
+            entry.sequence.on(Event.PREFIX_RETURNED)
+            self._compute(entry, num_present_tokens)
 
     def _return_failed(self, request_id: str | None) -> None:
         """Decode has the prefix no longer: all of it is computed here."""
@@ -166,8 +192,7 @@ class PrefillWorker(SimWorker):
         if entry is None:
             return
         self.scheduler.remove(request_id)
-        self.network.drop_handover(request_id)
-        self.network.drop_handover(prefix_return_id(request_id))
-        self.blocks.release(entry.sequence)
+        self._bench.network.drop_handover(request_id)
+        self._bench.network.drop_handover(prefix_return_id(request_id))
+        self._bench.blocks.release(entry.sequence)
         entry.sequence.on(Event.ENDED)
-        self.wake()

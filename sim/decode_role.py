@@ -1,15 +1,15 @@
-"""DecodeWorker: drives the production DecodeScheduler, SequenceBlocks and RadixCache against a device cost model.
+"""SimDecodeRole: drives the production DecodeScheduler, SequenceBlocks and RadixCache against a device cost model.
 
-The order of things is that of decode/role.py: first tokens of what was handed over, admit, make room, plan, launch,
-collect. On a device that overlaps, a step is planned while the one in front of it runs, and the loop goes round
-meanwhile; else the device is the loop's own processor. The scheduler is asked before
+The order of things is that of decode/role.py: first tokens of what was handed over, collect, admit, make room, plan,
+launch. On a device that overlaps, a step is planned while the one in front of it runs. The scheduler is asked before
 every step; what a step does to the sequences that decode is written down lazily (decode_batch.py).
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ..core.config import SchedulerConfig
 from ..core.lifecycle import Event, Phase
 from ..core.messages import AbortRequest, GenerateRequest, KVAbort, Message, NodeRef, RequestFailed, TokenChunk
 from ..core.request import FinishReason
@@ -22,7 +22,7 @@ from ..worker.prefix_return import prefix_return_id
 from .answers import Answers
 from .decode_batch import BatchEntry, DecodeBatch, Gaps
 from .handover import Handover
-from .worker_base import SimWorker, WorkerParts
+from .workbench import LaunchedWork, SimWorkbench
 
 REPORT_INTERVAL_S = 60.0  # a long answer says at least this often that it goes on
 
@@ -31,8 +31,7 @@ REPORT_INTERVAL_S = 60.0  # a long answer says at least this often that it goes 
 class _Step:
     """A forward pass, or only the sampling of first tokens after hand-overs (no prompts, no decodes)."""
 
-    ends: float
-    number: int  # SequenceBlocks.step_launched
+    work: LaunchedWork
     has_decodes: bool
     prompts: list[tuple[BatchEntry, int]] = field(default_factory=list)
     sampled: list[BatchEntry] = field(default_factory=list)  # each gets the token after its prompt
@@ -42,98 +41,75 @@ class _Step:
         return self.has_decodes or bool(self.prompts)
 
 
-class DecodeWorker(SimWorker):
-    def __init__(self, parts: WorkerParts, answers: Answers):
-        super().__init__(parts)
-        self.scheduler = DecodeScheduler(parts.config)
+class SimDecodeRole:
+    def __init__(self, bench: SimWorkbench, config: SchedulerConfig, answers: Answers):
+        self.scheduler = DecodeScheduler(config)
         self.gaps = Gaps()
-        self.num_tokens_generated = 0
+        self._bench = bench
         self._answers = answers
         self._entries: dict[str, BatchEntry] = {}
         self._batch = DecodeBatch(self.gaps, answers)
         self._arrived: list[BatchEntry] = []  # handed over, first token not yet sampled
         self._in_flight: deque[_Step] = deque()
-        self._is_blocked = False  # the loop waits for the device
         self._has_newcomer = False  # a request came that `_admit` has not seen
-        self._pacing = DecodePacing(parts.config, self.scheduler, parts.info.num_blocks * parts.info.block_size)
-        self._unread: list[Callable[[], None]] = []
+        self._pacing = DecodePacing(config, self.scheduler, bench.info.num_blocks * bench.info.block_size)
 
     @property
     def num_requests(self) -> int:
         return len(self._entries)
 
+    @property
+    def num_waiting(self) -> int:
+        return self.scheduler.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return self.scheduler.num_running
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self.scheduler.num_waiting_tokens
+
+    @property
+    def settings(self) -> dict[str, int]:
+        return self._pacing.settings
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._in_flight)
+
     # ---- the loop ------------------------------------------------------------------------------------------------
 
-    def turn(self) -> None:
-        if self._is_blocked:
-            return
-        if self.clock.now < self.host_free_at:  # it launches still
-            self.clock.at(self.host_free_at, self.wake)
-            return
-        self._read()
+    def step(self) -> Iterator[float]:
+        """Yields the times until which the loop stands still."""
         self._launch_arrived()
-        if self._in_flight and not self.overlaps:
-            self._block(self._admit_and_go_on)  # first tokens do not wait for the step behind them
-            return
-        while self._in_flight and self._in_flight[0].ends <= self.clock.now:
-            self._collect(self._in_flight.popleft())
+        if not self._bench.overlaps:
+            yield from self._collect_all()  # first tokens do not wait for the step behind them
+        self._collect_done()
         is_ahead = sum(step.is_pass for step in self._in_flight) > 1
-        if not is_ahead:
-            self._admit_and_go_on()
-        elif self._has_newcomer:
+        if self._has_newcomer or not is_ahead:
             self._admit()
-        self.report()
-
-    def _read(self) -> None:
-        """What has come in since the last turn. Not before: a loop that waits for its device reads nothing."""
-        unread, self._unread = self._unread, []
-        for action in unread:
-            action()
-
-    def _admit_and_go_on(self) -> None:
-        self._admit()
-        if not self._lacks_blocks():
-            self._step()
-        elif self._in_flight:
-            self._block(self._make_room)  # it may free blocks, and only who is not in flight can be preempted
-        else:
-            self._make_room()
-
-    def _make_room(self) -> None:
-        self.scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
-        self._step()
-
-    def _step(self) -> None:
-        self.tune(self._pacing.update)
+        if is_ahead:
+            return
+        if self._lacks_blocks():
+            yield from self._collect_all()  # it may free blocks, and only who is not in flight can be preempted
+            self.scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
+        self._bench.tuned += self._pacing.update(self._bench.clock.now, self._bench.steps.cost)
         plan = self.scheduler.plan(self._find_room)
         if plan.decodes or plan.prompts:
             self._launch(plan)
-            if self.overlaps:
-                self.wake()  # there may be room for one more behind it
-        if self._in_flight and not self.overlaps:
-            self._block(self.turn)
-        elif self._unread:
-            self.wake()  # it came while the loop waited for first tokens
+        if not self._bench.overlaps:
+            yield from self._collect_all()
 
-    def _block(self, resume: Callable[[], None]) -> None:
-        """The loop stands still until nothing is in flight; then it collects and goes on."""
-        self._is_blocked = True
-        self.clock.at(max(self._in_flight[-1].ends, self.host_free_at), lambda: self._unblock(resume))
-
-    def _unblock(self, resume: Callable[[], None]) -> None:
-        while self._in_flight:
+    def _collect_done(self) -> None:
+        while self._in_flight and self._in_flight[0].work.ends <= self._bench.clock.now:
             self._collect(self._in_flight.popleft())
-        self.report()
-        self.clock.after(0.0, lambda: self._resume(resume))  # what comes in this instant is read before
 
-    def _resume(self, resume: Callable[[], None]) -> None:
-        self._is_blocked = False
-        resume()
-
-    def _put_in_flight(self, step: _Step) -> None:
-        self._in_flight.append(step)
-        if self.overlaps:
-            self.clock.at(step.ends, self.wake)
+    def _collect_all(self) -> Iterator[float]:
+        if self._in_flight:
+            yield self._in_flight[-1].work.ends
+            self._collect_done()
+            self._bench.report()
 
     def _launch_arrived(self) -> None:
         """The first token of every request whose hand-over is complete: only lm_head and sampling."""
@@ -141,8 +117,7 @@ class DecodeWorker(SimWorker):
         self._arrived.clear()
         if not arrived:
             return
-        _, ends = self.occupy_device_for(self.overheads.sampling_s, len(arrived))
-        self._put_in_flight(_Step(ends, self.step_launched(StepShape()), False, sampled=arrived))
+        self._in_flight.append(_Step(self._bench.launch_sampling(len(arrived)), False, sampled=arrived))
         for entry in arrived:
             entry.expect()
 
@@ -161,15 +136,14 @@ class DecodeWorker(SimWorker):
         num_decodes = len(plan.decodes)
         context = self._batch.launch(plan.decodes, self._entries) if num_decodes else 0
         shape = StepShape(num_tokens, products, num_decodes, context)
-        _, ends = self.occupy_device(shape, len(prompts))
-        self._pacing.launched(shape, self.clock.now)
-        self._put_in_flight(_Step(ends, self.step_launched(shape), num_decodes > 0, prompts, sampled))
+        self._in_flight.append(_Step(self._bench.launch(shape, len(prompts)), num_decodes > 0, prompts, sampled))
+        self._pacing.launched(shape, self._bench.clock.now)
 
     def _collect(self, step: _Step) -> None:
-        self.step_collected(step.number)
+        self._bench.collected(step.work.number)
         if step.has_decodes:
-            num_tokens, ended = self._batch.collect(self.clock.now)
-            self.num_tokens_generated += num_tokens
+            num_tokens, ended = self._batch.collect(self._bench.clock.now)
+            self._bench.num_tokens_generated += num_tokens
             for entry in ended:
                 self._finish(entry)
         for entry, count in step.prompts:
@@ -177,17 +151,17 @@ class DecodeWorker(SimWorker):
                 entry.sequence.collected(count)
                 if entry in step.sampled:
                     entry.sequence.on(Event.PROMPT_COMPUTED)
-                self.blocks.publish(entry.sequence)
+                self._bench.blocks.publish(entry.sequence)
         for entry in step.sampled:
             if self._is_live(entry):
                 self._take_token(entry)
 
     def _take_token(self, entry: BatchEntry) -> None:
         """The token after a prompt: the first one, or the next one of a sequence that was preempted."""
-        now, index = self.clock.now, entry.expected_output
+        now, index = self._bench.clock.now, entry.expected_output
         if entry.sequence.num_pending_tokens:  # else it has decoded since, and was written down by the batch
             entry.sequence.append(self._answers.token_ids(entry.request.sampling.seed, index, index + 1)[0])
-        self.num_tokens_generated += 1
+        self._bench.num_tokens_generated += 1
         if entry.last_token_at is not None:
             self.gaps.add(now - entry.last_token_at, 1)
         entry.last_token_at = now
@@ -200,13 +174,15 @@ class DecodeWorker(SimWorker):
         self._batch.remove(entry, entry.num_prompt_tokens + entry.num_outputs)
         self._pacing.ended(entry.num_prompt_tokens, entry.num_outputs)
         self._end(entry)
-        self.report()  # before the client can come back with its next turn
+        self._bench.report()  # before the client can come back with its next turn
         self._tell_tokens(entry, entry.num_outputs, FinishReason.LENGTH)
 
     def _tell_tokens(self, entry: BatchEntry, num_known: int, reason: FinishReason | None = None) -> None:
-        start, entry.num_reported, entry.reported_at = entry.num_reported, num_known, self.clock.now
+        start, entry.num_reported, entry.reported_at = entry.num_reported, num_known, self._bench.clock.now
         token_ids = self._answers.token_ids(entry.request.sampling.seed, start, num_known)
-        self.tell_gateway(TokenChunk(entry.sequence.request_id, 0, start, token_ids, reason, entry.num_cached_tokens))
+        self._bench.tell_gateway(
+            TokenChunk(entry.sequence.request_id, 0, start, token_ids, reason, entry.num_cached_tokens)
+        )
 
     # ---- blocks --------------------------------------------------------------------------------------------------
 
@@ -214,11 +190,13 @@ class DecodeWorker(SimWorker):
         self._has_newcomer = False
         while (sequence := self.scheduler.next_waiting()) is not None:
             entry = self._entries[sequence.request_id]
-            is_remote = self.network.knows(entry.prefill)
-            if not is_remote and self.blocks.is_being_computed(sequence, (e.sequence for e in self._entries.values())):
+            is_remote = self._bench.network.knows(entry.prefill)
+            if not is_remote and self._bench.blocks.is_being_computed(
+                sequence, (e.sequence for e in self._entries.values())
+            ):
                 return
             state = BlockState.RESERVED if is_remote else BlockState.PRIVATE
-            if not self.blocks.acquire(sequence, sequence.num_tokens + 1, state, self.scheduler.num_running):
+            if not self._bench.blocks.acquire(sequence, sequence.num_tokens + 1, state, self.scheduler.num_running):
                 return
             self.scheduler.admit(sequence)
             if is_remote:
@@ -232,43 +210,45 @@ class DecodeWorker(SimWorker):
         sequence.on(Event.GRANTED)
         if entry.num_returned_tokens:
             self._return_prefix(entry)
-        handover, first_missing = self.network.handover(request_id), sequence.num_computed_tokens
+        handover, first_missing = self._bench.network.handover(request_id), sequence.num_computed_tokens
 
         def arrived() -> None:
-            self._put(lambda: self._handed_over(entry, handover))
+            self._bench.put(lambda: self._handed_over(entry, handover))
 
-        self.network.later(lambda: handover.open_receiver(first_missing, arrived))
+        self._bench.network.later(lambda: handover.open_receiver(first_missing, arrived))
 
     def _return_prefix(self, entry: BatchEntry) -> None:
         sequence, num_tokens = entry.sequence, entry.num_returned_tokens
         assert entry.prefill is not None
         return_id = prefix_return_id(sequence.request_id)
         if sequence.num_computed_tokens < num_tokens:
-            self.network.send(self.ref, entry.prefill, KVAbort(return_id, "the prefix is no longer cached"))
+            self._bench.tell(entry.prefill, KVAbort(return_id, "the prefix is no longer cached"))
             return
-        handover = self.network.handover(return_id)
-        handover.open_sender(self.network.wire(self.ref), num_tokens, lambda: self.network.drop_handover(return_id))
-        handover.computed(num_tokens, self.clock.now)
+        handover = self._bench.network.handover(return_id)
+        handover.open_sender(
+            self._bench.network.wire(self._bench.ref), num_tokens, lambda: self._bench.network.drop_handover(return_id)
+        )
+        handover.computed(num_tokens, self._bench.clock.now)
 
     def _lacks_blocks(self) -> bool:
         return self.scheduler.num_missing_blocks(self._missing_blocks) > self._num_available_blocks()
 
     def _missing_blocks(self, sequence: Sequence) -> int:
         num_tokens, num_left = self._lengths(sequence)
-        return self.blocks.missing_blocks(sequence, num_tokens) if num_left > 0 else 0
+        return self._bench.blocks.missing_blocks(sequence, num_tokens) if num_left > 0 else 0
 
     def _num_available_blocks(self) -> int:
-        return self.blocks.cache.num_available
+        return self._bench.blocks.cache.num_available
 
     def _find_room(self, sequence: Sequence) -> int:
         num_tokens, num_left = self._lengths(sequence)
-        if num_left <= 0 or not self.blocks.grow(sequence, num_tokens):
+        if num_left <= 0 or not self._bench.blocks.grow(sequence, num_tokens):
             return 0
         entry = self._entries[sequence.request_id]
         num_known = num_tokens - sequence.num_prompt_tokens - 1  # the newest one may be in flight
-        if self.clock.now - entry.reported_at > REPORT_INTERVAL_S and num_known > entry.num_reported:
+        if self._bench.clock.now - entry.reported_at > REPORT_INTERVAL_S and num_known > entry.num_reported:
             self._tell_tokens(entry, num_known)
-        return min(num_left, self.blocks.room(sequence) - num_tokens + 1)
+        return min(num_left, self._bench.blocks.room(sequence) - num_tokens + 1)
 
     def _lengths(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens it has, pending ones included, and how many it may still have."""
@@ -280,20 +260,14 @@ class DecodeWorker(SimWorker):
         entry = self._entries[sequence.request_id]
         if entry.joined_step is not None:
             self._batch.remove(entry, self._batch.num_tokens(entry))
-        self.blocks.release(sequence)
+        self._bench.blocks.release(sequence)
         sequence.on(Event.PREEMPTED)
         entry.prefill = None
 
     # ---- messages and hand-overs ---------------------------------------------------------------------------------
 
     def handle(self, sender: NodeRef, message: Message) -> None:
-        self._put(lambda: self._handle(sender, message))
-
-    def _put(self, action: Callable[[], None]) -> None:
-        self._unread.append(action)
-        self.wake()
-
-    def _handle(self, sender: NodeRef, message: Message) -> None:
+        """Take a message; one that is another role's is ignored."""
         match message:
             case GenerateRequest():
                 self._accept(message, sender)
@@ -306,7 +280,7 @@ class DecodeWorker(SimWorker):
         request = message.request
         if self.scheduler.is_full:
             failed = RequestFailed(request.request_id, "this worker's queue is full", True)
-            self.network.send(self.ref, gateway, failed)
+            self._bench.tell(gateway, failed)
             return
         token_ids = request.prompt_token_ids + request.output_token_ids
         sequence = Sequence(request.request_id, request.namespace, token_ids, request.num_prompt_tokens)
@@ -317,7 +291,7 @@ class DecodeWorker(SimWorker):
             min(message.num_returned_tokens, sequence.num_tokens - 1),
             min(self._answers.length(request.sampling.seed), request.sampling.max_tokens),
             len(request.output_token_ids),
-            self.clock.now,
+            self._bench.clock.now,
         )
         self.scheduler.add(sequence)
         self._has_newcomer = True
@@ -327,10 +301,10 @@ class DecodeWorker(SimWorker):
             return
         sequence = entry.sequence
         sequence.on(Event.KV_COMMITTED)
-        self.network.drop_handover(prefix_return_id(sequence.request_id))
-        self.blocks.settle(sequence)
+        self._bench.network.drop_handover(prefix_return_id(sequence.request_id))
+        self._bench.blocks.settle(sequence)
         sequence.num_computed_tokens = sequence.num_tokens
-        self.blocks.publish(sequence)
+        self._bench.blocks.publish(sequence)
         self._count_cached(entry, handover.num_cached_tokens)
         self._arrived.append(entry)
 
@@ -340,9 +314,9 @@ class DecodeWorker(SimWorker):
         if entry.sequence.phase is not Phase.RECEIVING:
             return
         entry.sequence.on(Event.KV_FAILED)
-        self.network.drop_handover(entry.sequence.request_id)
-        self.network.drop_handover(prefix_return_id(entry.sequence.request_id))
-        self.blocks.settle(entry.sequence)
+        self._bench.network.drop_handover(entry.sequence.request_id)
+        self._bench.network.drop_handover(prefix_return_id(entry.sequence.request_id))
+        self._bench.blocks.settle(entry.sequence)
         self._count_cached(entry, 0)
 
     def _count_cached(self, entry: BatchEntry, num_tokens: int) -> None:
@@ -358,9 +332,9 @@ class DecodeWorker(SimWorker):
         sequence = entry.sequence
         del self._entries[sequence.request_id]
         self.scheduler.remove(sequence)
-        self.network.drop_handover(sequence.request_id)
-        self.network.drop_handover(prefix_return_id(sequence.request_id))
-        self.blocks.release(sequence)
+        self._bench.network.drop_handover(sequence.request_id)
+        self._bench.network.drop_handover(prefix_return_id(sequence.request_id))
+        self._bench.blocks.release(sequence)
         sequence.on(Event.ENDED)
 
     def _is_live(self, entry: BatchEntry) -> bool:
