@@ -5,8 +5,10 @@ Requests come in as from HTTP handlers; what clients would see of them is writte
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..core.messages import CacheSnapshot, Message, NodeRef, WorkerInfo
+from ..core.queueing import QueuePolicy
 from ..core.request import SamplingParams
 from ..core.timeline import Timeline
 from ..gateway.admission import Admission
@@ -37,10 +39,22 @@ class _Changed(asyncio.Event):
             self.callback()
 
 
+@dataclass(frozen=True)
+class SimGatewayConfig:
+    """What matters here of core's GatewayConfig."""
+
+    max_queue: int
+    max_queue_delay_s: float
+    policy: QueuePolicy
+    ttft_target_s: float | None
+    tpot_target_s: float | None
+    is_elastic: bool
+
+
 class SimGateway:
-    def __init__(self, clock: VirtualClock, network: SimNetwork, max_queue: int, max_queue_delay_s: float):
+    def __init__(self, clock: VirtualClock, network: SimNetwork, config: SimGatewayConfig):
         self.ref = NodeRef("gateway-0", 1)
-        self.admission = Admission(max_queue, max_queue_delay_s)
+        self.admission = Admission(config.max_queue, config.max_queue_delay_s)
         self.records: list[SimRecord] = []
         self._clock = clock
         self._network = network

@@ -4,13 +4,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ..core.config import SchedulerConfig
 from ..core.messages import NodeRef, Role, WorkerInfo
+from ..core.queueing import FCFS, QueuePolicy
 from ..core.tuner_event import TunerEvent
 from .answers import Answers
 from .clock import VirtualClock
 from .device import Device, Overheads
-from .gateway import SimGateway
+from .gateway import SimGateway, SimGatewayConfig
 from .handover import LinkSpeed
 from .network import SimNetwork
 from .record import SimRecord
@@ -21,7 +24,11 @@ from .workload import SimRequest
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """Workers of one kind are alike. Without prefill workers the decode workers compute the prompts (colocated)."""
+    """Workers of one kind are alike. Without prefill workers the decode workers compute the prompts (colocated).
+
+    `policy` holds in the gateway and in all workers. The targets here are the gateway's, which refuses who cannot be in
+    time any more; those of the tuners are in `prefill` and `decode`.
+    """
 
     num_prefill: int
     num_decode: int
@@ -36,6 +43,10 @@ class FleetConfig:
     overlaps: bool = True
     max_queue: int = 256
     max_queue_delay_s: float = 60.0
+    policy: QueuePolicy = FCFS
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
+    is_elastic: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ class Simulation:
     def __init__(self, config: FleetConfig, requests: Sequence[SimRequest]):
         self.clock = VirtualClock()
         self.network = SimNetwork(self.clock, config.link, config.message_s)
-        self.gateway = SimGateway(self.clock, self.network, config.max_queue, config.max_queue_delay_s)
+        self.gateway = SimGateway(self.clock, self.network, _gateway_config(config))
         self._config = config
         self._requests = requests
         answers = Answers([request.output_tokens for request in requests])
@@ -141,8 +152,8 @@ class Simulation:
             self.network,
             self.gateway.ref,
             info,
-            config.prefill,
-            config.decode,
+            msgspec.structs.replace(config.prefill, policy=config.policy),
+            msgspec.structs.replace(config.decode, policy=config.policy),
             config.device,
             config.overheads,
             config.overlaps,
@@ -163,3 +174,14 @@ class Simulation:
             virtual_s=self.clock.now,
             real_s=real_s,
         )
+
+
+def _gateway_config(config: FleetConfig) -> SimGatewayConfig:
+    return SimGatewayConfig(
+        config.max_queue,
+        config.max_queue_delay_s,
+        config.policy,
+        config.ttft_target_s,
+        config.tpot_target_s,
+        config.is_elastic,
+    )

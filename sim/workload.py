@@ -7,14 +7,16 @@ without ids is anybody else's.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from ..core.request import Urgency
 from ..core.trace import TRACE_BLOCK_SIZE, TraceRow, scaled_arrivals
 from .answers import FILLER_TOKEN
 
 _HASHED = 1 << 29  # token ids from here on begin blocks with a hash id
 _UNIQUE = 1 << 30  # and from here on what only one request has
+NORMAL = Urgency()
 _FILLER = [FILLER_TOKEN] * TRACE_BLOCK_SIZE
 
 
@@ -28,6 +30,7 @@ class SimRequest:
     output_tokens: int
     max_tokens: int
     hash_ids: tuple[int, ...] = ()
+    urgency: Urgency = NORMAL
 
     def prompt_token_ids(self) -> list[int]:
         token_ids: list[int] = []
@@ -113,6 +116,17 @@ def gamma_requests(
 def timed_requests(arrivals_s: Sequence[float], prompt_tokens: int, output_tokens: int) -> list[SimRequest]:
     """Equal requests, nothing of them shared, at the given times."""
     return _requests([TraceRow(0, prompt_tokens, output_tokens)] * len(arrivals_s), arrivals_s, None)
+
+
+def with_urgency(requests: Sequence[SimRequest], urgency: Urgency) -> list[SimRequest]:
+    """The same requests of a client that is that urgent."""
+    return [replace(request, urgency=urgency) for request in requests]
+
+
+def merged(*streams: Sequence[SimRequest]) -> list[SimRequest]:
+    """All of them, numbered anew in order of arrival."""
+    together = sorted((request for stream in streams for request in stream), key=lambda request: request.arrival_s)
+    return [replace(request, index=index) for index, request in enumerate(together)]
 
 
 def _requests(rows: Sequence[TraceRow], arrivals_s: Sequence[float], max_tokens: int | None) -> list[SimRequest]:
