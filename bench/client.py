@@ -96,6 +96,7 @@ class BenchClient:
             )
         except (OSError, ValueError) as error:
             record.error = _transport_error(error, record)
+        record.end_s = self.now()
         return reader.text
 
     async def _stream(self, body: bytes, reader: StreamReader) -> None:

@@ -31,6 +31,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
+    end_s: float | None = None  # when its answer, or its failure, was complete
 
     @property
     def ttft_s(self) -> float:
