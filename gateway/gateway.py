@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from ..core.config import GatewayConfig
-from ..core.messages import NodeRef
+from ..core.messages import NodeRef, Role
 from ..core.request import SamplingParams
 from ..radix_cache.index import PrefixIndexes
 from ..transfer.gateway_channel import GatewayChannel
@@ -19,6 +19,7 @@ from .admission import Admission
 from .cache_feed import CacheFeed
 from .cluster import Channel, Cluster
 from .dispatcher import Dispatcher
+from .elastic import Elastic, PoolWaits
 from .membership import Membership
 from .metrics import Metrics
 from .openai_api import RequestParser
@@ -26,6 +27,7 @@ from .openai_format import AnswerFormat
 from .placement import Placement
 from .probe import Probe
 from .prompts import Limits, Prompt, PromptBuilder
+from .role_table import RoleTable
 from .stream import Response
 
 DRAIN_POLL_S = 0.05
@@ -53,7 +55,7 @@ class Gateway:
         self.metrics = Metrics(lambda: list(self.membership.workers.values()))
         self.cluster = Cluster(channel, self.membership)
         index = PrefixIndexes()
-        admission = Admission(config.max_queue, config.max_queue_delay_s)
+        self._admission = admission = Admission(config.max_queue, config.max_queue_delay_s)
         self._placement = Placement(self.membership, index, admission, config.expected_prefill)
         self.dispatcher = Dispatcher(self.membership, self._placement, admission, self.metrics, self.cluster.send)
         self.probe = Probe(
@@ -63,12 +65,22 @@ class Gateway:
             expected_prefill=config.expected_prefill,
             expected_decode=config.expected_decode,
         )
-        self.cluster.listeners += [CacheFeed(index, self.cluster.send), self.dispatcher, self.probe]
+        elastic = Elastic(config.ttft_target_s) if config.is_elastic else None
+        self.roles = RoleTable(self.membership, self.cluster.send, self.metrics, elastic, self._pool_waits)
+        self.cluster.listeners += [CacheFeed(index, self.cluster.send), self.dispatcher, self.probe, self.roles]
         self._model_context = model.max_position_embeddings
 
     @property
     def limits(self) -> Limits:
         return self._placement.limits(self._model_context)
+
+    def _pool_waits(self) -> PoolWaits:
+        """Of a newcomer: for the prefill worker that is free first, and for a place on a decode worker."""
+        now = time.monotonic()
+        queue_s = float(self._admission.retry_after(now)) if self._admission.num_queued else 0.0
+        statuses = [w.status for w in self.membership.with_role(Role.PREFILL) if w.status is not None]
+        backlogs = [s.num_waiting_tokens * s.step_cost.per_prompt_token_s for s in statuses if s.step_cost is not None]
+        return PoolWaits(min(backlogs, default=0.0), queue_s)
 
     def respond(self, answer: AnswerFormat) -> Response:
         """A response that has not been started."""

@@ -15,6 +15,7 @@ from .gateway import Gateway
 from .middleware import request_id, shown_request_id
 from .openai_api import ParsedRequest
 from .openai_format import ChatFormat, CompletionFormat, encode_json
+from .role_handlers import role_routes
 from .stream import Response, spell_timing
 
 BODY_TIMEOUT_S = 60.0  # for a body to arrive
@@ -46,6 +47,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
         web.get("/ledger", handlers.ledger),
         web.post("/flush_cache", handlers.flush_cache),
         web.get("/metrics", handlers.metrics),
+        *role_routes(gateway.roles),
     ]
 
 
@@ -153,6 +155,7 @@ class Handlers:
             "/ready",
             "/workers",
             "/tuner",
+            "/roles",
             "/ledger",
             "/metrics",
         ]

@@ -63,6 +63,7 @@ class Metrics:
         self._finished = self._counter("request_finished", "Answers by how they ended.", "finished_reason")
         self._responses = self._counter("http_responses", "HTTP responses.", "status_class")
         self._refused = self._counter("requests_refused", "Requests that got no worker.", "reason")
+        self._role_changes = self._counter("role_changes", "Roles of workers that were changed at run time.")
         self._in_flight = Gauge("baton_gateway_requests", "Requests here.", ("state",), registry=self._registry)
         self._registry.register(WorkerCollector(workers))
 
@@ -112,6 +113,10 @@ class Metrics:
     @_isolated
     def retried(self) -> None:
         self._retries.inc()
+
+    @_isolated
+    def roles_changed(self) -> None:
+        self._role_changes.inc()
 
     def render(self, num_in_flight: int, num_queued: int) -> bytes:
         """The text format of Prometheus."""

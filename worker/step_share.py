@@ -15,7 +15,7 @@ class StepShare:
         self._limit: int | None = None
 
     def decoding(self, prompt_budget: int, num_own_tokens: int) -> None:
-        """The decode role generates; its turns may hold `prompt_budget` prompt tokens and it computes so many itself."""
+        """It generates; a turn may hold `prompt_budget` prompt tokens, of which the decode role computes so many."""
         self._limit = max(prompt_budget - num_own_tokens, prompt_budget // MIN_SHARE, 1)
 
     def not_decoding(self) -> None:

@@ -1,0 +1,152 @@
+"""RoleTable: which roles each worker has, who changed them and why; by hand (`POST /roles`) or elastically.
+
+A worker is told with SetRoles and answers with a Status. Until then, and for CONFIRM_TIMEOUT_S at most, the roles it
+was asked to have are what decides whether a further change may be made: two changes at once must not empty a pool.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ..core.errors import RequestError
+from ..core.messages import Message, NodeRef, Role, SetRoles, Status, WorkerInfo
+from .elastic import Elastic, PoolWaits, RoleChange
+from .membership import Membership, Worker
+from .metrics import Metrics
+
+CONFIRM_TIMEOUT_S = 5.0
+_REMEMBERED_CHANGES = 50
+
+logger = logging.getLogger(__name__)
+
+
+class RoleTable:
+    """A listener of the cluster. `elastic` None: roles change by hand only."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        send: Callable[[NodeRef, Message], bool],
+        metrics: Metrics,
+        elastic: Elastic | None,
+        waits: Callable[[], PoolWaits],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._membership = membership
+        self._send = send
+        self._metrics = metrics
+        self._elastic = elastic
+        self._waits = waits
+        self._clock = clock
+        self._asked: dict[NodeRef, tuple[tuple[Role, ...], float]] = {}  # what it was told, and when
+        self._changes: deque[dict[str, object]] = deque(maxlen=_REMEMBERED_CHANGES)
+        self._told = asyncio.Event()  # a worker said something of itself, or left
+
+    # ---- what the HTTP side calls ---------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, object]:
+        """The body of /roles: worker |-> roles now, and the last changes, newest last, `at` in Unix seconds."""
+        workers = sorted(self._membership.workers.values(), key=lambda worker: worker.info.ref.node_id)
+        return {
+            "workers": {worker.info.ref.node_id: list(worker.roles) for worker in workers},
+            "elastic": self._elastic is not None,
+            "changes": list(self._changes),
+        }
+
+    async def change(self, node_id: str, roles: Sequence[Role]) -> None:
+        """Returns when the worker has said that it has these roles.
+
+        Raises RequestError: 400 for no role, 404 for a worker that is not here, 409 for what would leave no decode
+        worker, 503 for a worker that does not answer.
+        """
+        wanted = tuple(role for role in Role if role in roles)
+        worker = self._worker(node_id)
+        if not wanted:
+            raise RequestError(f"{node_id} must keep at least one role: prefill, decode or both", "roles")
+        ref = worker.info.ref
+        others = [other for other in self._membership.workers.values() if other is not worker]
+        if Role.DECODE not in wanted and not any(Role.DECODE in self._roles_of(other) for other in others):
+            raise RequestError(
+                f"{node_id} is the last worker with the decode role; give it to another one first",
+                "roles",
+                status=409,
+            )
+        self._tell(RoleChange(ref, wanted, "by hand"))
+        await self._confirmed(ref, wanted)
+
+    def _worker(self, node_id: str) -> Worker:
+        by_name = {ref.node_id: worker for ref, worker in self._membership.workers.items()}
+        if node_id not in by_name:
+            known = ", ".join(sorted(by_name)) or "none"
+            raise RequestError(f"there is no worker {node_id[:100]!r}; there are: {known}", "worker", status=404)
+        return by_name[node_id]
+
+    async def _confirmed(self, ref: NodeRef, wanted: tuple[Role, ...]) -> None:
+        try:
+            async with asyncio.timeout(CONFIRM_TIMEOUT_S):
+                while (worker := self._membership.workers.get(ref)) is not None and worker.roles != wanted:
+                    self._told.clear()
+                    await self._told.wait()
+        except TimeoutError:
+            raise RequestError(
+                f"{ref.node_id} has not answered within {CONFIRM_TIMEOUT_S:g} s; it may be in a long step and change "
+                "its roles after it: GET /roles tells",
+                status=503,
+            ) from None
+        if worker is None:
+            raise RequestError(f"{ref.node_id} has just left; ask again when it is back", "worker", status=503)
+
+    # ---- listener -------------------------------------------------------------------------------------------------
+
+    def worker_joined(self, info: WorkerInfo) -> None:
+        """It says itself which roles it has."""
+
+    def worker_left(self, info: WorkerInfo) -> None:
+        self._asked.pop(info.ref, None)
+        self._told.set()
+
+    def handle(self, sender: NodeRef, body: Message) -> None:
+        if isinstance(body, Status):
+            if sender in self._asked and self._asked[sender][0] == body.roles:
+                del self._asked[sender]
+            self._told.set()
+
+    def tick(self, now: float) -> None:
+        self._asked = {ref: asked for ref, asked in self._asked.items() if now - asked[1] < CONFIRM_TIMEOUT_S}
+        if self._elastic is None:
+            return
+        workers = sorted(self._membership.workers.values(), key=_load)
+        masks = {worker.info.ref: self._roles_of(worker) for worker in workers}
+        change = self._elastic.update(now, self._waits(), masks)
+        if change is not None:
+            self._tell(change)
+
+    # ---- changes --------------------------------------------------------------------------------------------------
+
+    def _roles_of(self, worker: Worker) -> tuple[Role, ...]:
+        """As asked for, else as it said."""
+        asked = self._asked.get(worker.info.ref)
+        return worker.roles if asked is None else asked[0]
+
+    def _tell(self, change: RoleChange) -> None:
+        old = self._roles_of(self._membership.workers[change.worker])
+        if not self._send(change.worker, SetRoles(change.roles)):
+            return  # it has been removed, which `worker_left` heard
+        self._asked[change.worker] = change.roles, self._clock()
+        if change.roles == old:
+            return
+        name, words = change.worker.node_id, ["+".join(roles) for roles in (old, change.roles)]
+        logger.info("roles of %s: %s -> %s: %s", name, *words, change.reason)
+        self._metrics.roles_changed()
+        self._changes.append(
+            {"at": time.time(), "worker": name, "old": words[0], "new": words[1], "reason": change.reason}
+        )
+
+
+def _load(worker: Worker) -> tuple[int, int, str]:
+    """Who can best take more work comes first."""
+    status = worker.status
+    running = status.num_running + status.num_waiting if status else 0
+    return (status.num_waiting_tokens if status else 0, running, worker.info.ref.node_id)
