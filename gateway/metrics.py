@@ -22,6 +22,7 @@ _M = TypeVar("_M", bound="Metrics")
 _TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 400)
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
 _E2E_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4, 8)
 _STAGE_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -35,6 +36,10 @@ def _isolated(method: Callable[Concatenate[_M, _P], None]) -> Callable[Concatena
             logger.exception("a measurement was lost")
 
     return wrapper
+
+
+def _class(is_batch: bool) -> str:
+    return "batch" if is_batch else "interactive"
 
 
 class Metrics:
@@ -55,6 +60,10 @@ class Metrics:
             buckets=_STAGE_BUCKETS,
             registry=self._registry,
         )
+        self._routed = self._counter("routed", "Requests by where their prompt is computed.", "way")
+        self._predicted = self._histogram(
+            "ttft_prediction_ratio", "Dispatch to first token, measured over predicted.", _RATIO_BUCKETS
+        )
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answered requests.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens that came from workers.")
         self._cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the caches.")
@@ -64,6 +73,15 @@ class Metrics:
         self._responses = self._counter("http_responses", "HTTP responses.", "status_class")
         self._refused = self._counter("requests_refused", "Requests that got no worker.", "reason")
         self._role_changes = self._counter("role_changes", "Roles of workers that were changed at run time.")
+        self._queue_length = self._gauge("queue_length", "Requests that wait for credit.", "class")
+        self._served = self._counter("tokens_served", "Prompt tokens not cached, and tokens of answers.", "class")
+        self._queue_wait = Histogram(
+            "baton_queue_wait_seconds",
+            "From the request to its first dispatch.",
+            ("class",),
+            buckets=_STAGE_BUCKETS,
+            registry=self._registry,
+        )
         self._in_flight = Gauge("baton_gateway_requests", "Requests here.", ("state",), registry=self._registry)
         self._registry.register(WorkerCollector(workers))
 
@@ -72,6 +90,9 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"baton_{name}", text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"baton_{name}", text, labels, registry=self._registry)
 
     @_isolated
     def tokens_arrived(self, num_tokens: int, gap_s: float | None) -> None:
@@ -94,6 +115,16 @@ class Metrics:
             self._message.observe(timeline.message_ns / 1e9)
 
     @_isolated
+    def routed(self, way: str) -> None:
+        """A request was sent out. `way`: remote, local, returned (gateway/router.py)."""
+        self._routed.labels(way).inc()
+
+    @_isolated
+    def ttft_predicted(self, ratio: float) -> None:
+        """A first token has come; its time since the dispatch was `ratio` times the predicted one."""
+        self._predicted.observe(ratio)
+
+    @_isolated
     def answered(self, num_prompt_tokens: int, num_cached_tokens: int, seconds: float, finished_reason: str) -> None:
         """One choice has ended; `finished_reason` is stop, length, abort or error."""
         self._prompt_tokens.inc(num_prompt_tokens)
@@ -107,6 +138,15 @@ class Metrics:
         self._responses.labels(f"{status // 100}xx").inc()
 
     @_isolated
+    def queued(self, seconds: float, *, is_batch: bool) -> None:
+        """A request is sent out for the first time; it has waited for `seconds`."""
+        self._queue_wait.labels(_class(is_batch)).observe(seconds)
+
+    @_isolated
+    def served(self, num_tokens: int, *, is_batch: bool) -> None:
+        self._served.labels(_class(is_batch)).inc(num_tokens)
+
+    @_isolated
     def refused(self, reason: str) -> None:
         self._refused.labels(reason).inc()
 
@@ -118,9 +158,11 @@ class Metrics:
     def roles_changed(self) -> None:
         self._role_changes.inc()
 
-    def render(self, num_in_flight: int, num_queued: int) -> bytes:
-        """The text format of Prometheus."""
+    def render(self, num_in_flight: int, num_queued: int, num_batch_queued: int) -> bytes:
+        """The text format of Prometheus. `num_queued` counts both classes."""
         self._in_flight.labels("running").set(num_in_flight)
         self._in_flight.labels("queued").set(num_queued)
+        self._queue_length.labels(_class(is_batch=False)).set(num_queued - num_batch_queued)
+        self._queue_length.labels(_class(is_batch=True)).set(num_batch_queued)
         text: Any = generate_latest(self._registry)
         return bytes(text)

@@ -1,12 +1,17 @@
 """Placement: where a generation can go now, and the books of what was sent where (credit and load). No I/O."""
 
 from ..core.messages import NodeRef, Role, WorkerInfo
+from ..core.timeline import Timeline
 from ..radix_cache.index import PrefixIndexes
 from .admission import Admission
+from .forecast import pool_waits, speeds
 from .generation import Attempt, Generation, Unavailable
 from .membership import Membership, Worker
+from .metrics import Metrics
 from .prompts import Limits
-from .router import Candidate, Route, Router
+from .router import Route, Router
+from .transfer_rate import TransferRate
+from .ways import Candidate
 
 PAUSE_S = 0.5
 
@@ -18,11 +23,20 @@ class Placement:
     workers could do everything themselves, but the first requests of a server would then not be what was asked for.
     """
 
-    def __init__(self, membership: Membership, index: PrefixIndexes, admission: Admission, expected_prefill: int):
+    def __init__(
+        self,
+        membership: Membership,
+        index: PrefixIndexes,
+        admission: Admission,
+        metrics: Metrics,
+        expected_prefill: int,
+    ):
         self._membership = membership
         self._index = index
         self._admission = admission
+        self._metrics = metrics
         self._router = Router()
+        self._transfer_rate = TransferRate()
         self._awaits_prefill = expected_prefill > 0
         self._paused_until: dict[NodeRef, float] = {}
 
@@ -30,7 +44,7 @@ class Placement:
         if Role.PREFILL in info.roles:
             self._awaits_prefill = False
         # Whatever its roles are now: it may be given the decode role later.
-        self._admission.add_worker(
+        self._admission.credits.add_worker(
             info.ref, block_size=info.block_size, num_blocks=info.num_blocks, max_running=info.max_running
         )
 
@@ -38,7 +52,7 @@ class Placement:
         """What was sent to it must have been `given_back`, or routed without it, before it may come back."""
         self._router.forget(info.ref)
         self._paused_until.pop(info.ref, None)
-        self._admission.remove_worker(info.ref)
+        self._admission.credits.remove_worker(info.ref)
 
     def limits(self, model_context: int) -> Limits:
         """What a request may take: the largest decode worker there is, or the model's own while there is none."""
@@ -56,14 +70,26 @@ class Placement:
             return None
         token_ids = generation.token_ids
         num_tokens, total = len(token_ids), len(token_ids) + generation.remaining_tokens
-        credit = set(self._admission.with_credit(num_tokens, generation.remaining_tokens))
+        credit = set(self._admission.credits.with_credit(generation.ask))
         decode = [w for w in self._membership.with_role(Role.DECODE) if w.info.ref in credit and _holds(w, total)]
         decode = [w for w in decode if self._paused_until.get(w.info.ref, now) <= now]
         if not decode:
             return None
         prefill = [w for w in self._membership.with_role(Role.PREFILL) if _holds(w, num_tokens)]
         cached = self._index.match(generation.namespace, token_ids)
-        return self._router.choose(num_tokens, _candidates(decode, cached), _candidates(prefill, cached))
+        speed = speeds(self._membership.workers.values())
+        return self._router.choose(
+            num_tokens,
+            [Candidate(w.info.ref, cached.get(w.info.ref.node_id, 0), speed.get(w.info.ref)) for w in decode],
+            [Candidate(w.info.ref, cached.get(w.info.ref.node_id, 0), speed.get(w.info.ref)) for w in prefill],
+            now,
+            is_batch=generation.urgency.is_batch,
+        )
+
+    def num_missing(self, generation: Generation) -> int:
+        """Tokens of its prompt that no worker has cached, as far as is known here; at least one is computed."""
+        cached = self._index.match(generation.namespace, generation.token_ids)
+        return max(len(generation.token_ids) - max(cached.values(), default=0), 1)
 
     def misfit(self, generation: Generation) -> Unavailable | None:
         """Why it fits none of the decode workers, however idle; None when it fits one, or none is here (any may come).
@@ -76,44 +102,68 @@ class Placement:
             return None
         return Unavailable(f"the worker that holds {total} tokens has left; lower max_tokens or try again later")
 
-    def refusal(self, now: float) -> Unavailable:
+    def refusal(self, generation: Generation, now: float) -> Unavailable:
         """What to tell a request that has waited for too long."""
-        retry_after = self._admission.retry_after(now)
+        retry_after = self._admission.retry_after(now, is_batch=generation.urgency.is_batch)
         if self._awaits_prefill or not self._membership.with_role(Role.DECODE):
             kind = Role.PREFILL if self._awaits_prefill else Role.DECODE
             return Unavailable(f"there is no {kind} worker now; try again later", 503, retry_after)
         return Unavailable("all workers are busy; the request waited too long for one", 429, retry_after)
 
-    def take(self, generation: Generation, attempt: Attempt) -> None:
+    def take(self, generation: Generation, attempt: Attempt, now: float) -> None:
         """The attempt is about to be sent: it counts from now on."""
         if attempt.has_credit:
-            tokens = len(generation.token_ids)
-            self._admission.take(generation.key, attempt.route.decode, tokens, generation.remaining_tokens)
-        self._router.dispatched(attempt.route)
+            self._admission.credits.take(generation.key, attempt.route.decode, generation.ask)
+            self._metrics.routed(attempt.route.way)
+        self._router.dispatched(attempt.route, now)
 
-    def prompt_done(self, attempt: Attempt) -> None:
-        """Its first token has come."""
+    def first_token(self, attempt: Attempt, timeline: Timeline | None, now: float) -> None:
+        """It has come. `timeline` is what the workers stamped."""
+        route = attempt.route
         attempt.prompt_done = True
-        self._router.prompt_done(attempt.route)
+        self._router.prompt_done(route, now)
+        if route.ttft_s is not None:
+            self._metrics.ttft_predicted((now - route.chosen_at) / route.ttft_s)
+        if timeline is not None and route.prefill is not None and timeline.copy_ns:
+            self._transfer_rate.saw(route.decode_missing + route.num_returned_tokens, timeline.copy_ns / 1e9)
+            self._router.transfer_s = self._transfer_rate.token_s
 
     def give_back(self, generation: Generation, attempt: Attempt, now: float) -> None:
         """The attempt is over."""
         if not attempt.prompt_done:
-            self._router.prompt_done(attempt.route)
+            self._router.prompt_done(attempt.route, now)
         self._router.ended(attempt.route)
         if attempt.has_credit:
             self._admission.release(generation.key, now)
 
-    def without_prefill(self, attempt: Attempt, prefill: NodeRef) -> None:
+    def without_prefill(self, attempt: Attempt, prefill: NodeRef, now: float) -> None:
         """`prefill` is gone: if the attempt goes through it, its decode worker now computes the prompt."""
         route = attempt.route
-        if route.prefill == prefill:
-            attempt.route = Route(route.decode, None, route.decode_missing, 0)
+        if route.prefill != prefill:
+            return
+        attempt.route = route.without_prefill()
+        if not attempt.prompt_done:
+            self._router.rerouted(route, attempt.route, now)
+
+    # ---- what is to be expected --------------------------------------------------------------------------------
+
+    def backlogs(self, now: float) -> dict[NodeRef, dict[Role, float]]:
+        """Seconds until a prompt sent there now would be begun, by role; without those of which nothing is known."""
+        known = speeds(self._membership.workers.values())
+        return {
+            ref: {
+                role: self._router.backlog_s(ref, speed, now, as_prefill=role is Role.PREFILL)
+                for role in self._membership.workers[ref].roles
+            }
+            for ref, speed in known.items()
+        }
+
+    def pool_waits(self, now: float) -> tuple[float, float]:
+        """Seconds that a newcomer waits for a prefill worker, and for a place on a decode worker."""
+        backlogs = [by_role[Role.PREFILL] for by_role in self.backlogs(now).values() if Role.PREFILL in by_role]
+        queue_s = self._admission.queue_s(now)
+        return pool_waits(backlogs, queue_s, self._router.num_prompting, self._router.num_decoding)
 
 
 def _holds(worker: Worker, num_tokens: int) -> bool:
     return num_tokens <= min(worker.info.context_length, worker.pool_tokens)
-
-
-def _candidates(workers: list[Worker], cached: dict[str, int]) -> list[Candidate]:
-    return [Candidate(w.info.ref, cached.get(w.info.ref.node_id, 0)) for w in workers]

@@ -1,47 +1,47 @@
 """Which decode worker generates, and whether and where a prefill worker computes the prompt. Pure.
 
-All costs are in tokens. For a prompt of n tokens, with `m(w)` of them cached on worker w (by whole blocks):
+The second turn of a chat finds the first prompt and the answer on a decode worker D, and at most the prompt on a
+prefill worker P. So there are three ways for a prompt of which D lacks `missing(D)` tokens and P lacks `missing(P)`:
 
-    missing(w) = n - m(w)                            what w would have to compute or receive
-    load(w)    = prompt tokens sent to w and still missing there
-                 + SEQUENCE_WEIGHT for each sequence that w is generating for
+    local      D computes what it lacks, in steps that carry its decodes too
+    remote     P computes what it lacks and hands over what D lacks
+    returned   D first returns to P the KV that only D has; P then computes what both lack
+
+*By predicted time*, once the workers have learned what their steps cost (forecast.py). The way and the workers are
+those of least cost, in seconds:
+
+    cost = TTFT of this request                                     wait, compute, transfer, half a step of D
+         + HARM * compute of its tokens * sequences beside it       who decodes where they are computed, and who comes
+         + SEQUENCE_WEIGHT * per_prompt_token * sequences of D      its tokens will come the slower, the more there are
+
+    transfer = tokens * seconds per token, as measured; what overlaps with computing is left out, the last chunk is not
+
+*By tokens* while that is unknown, of one worker at least:
+
+    load(w)    = prompt tokens sent to w and still missing there + SEQUENCE_WEIGHT for each sequence of w
     cost(w)    = missing(w) + load(w)
 
-The decode worker D and the prefill worker P are those of least cost; among equals the turn goes round. So a match
-is worth exactly the tokens it saves: a long match on a busy worker loses against an idle one without it, where a plain
-longest-match would send everything to one worker. Load counts from the moment of dispatch.
+D and P are those of least cost. When D lacks less than every P, the rest is computed on D itself if it is short
+(LOCAL_TOKENS), else it is returned; a prompt that is as cold on D as on P is remote. Without a P all is local.
 
-The second turn of a chat finds the first prompt and the answer on D, and at most the prompt on P. When D lacks less
-than every P, the rest is computed
-
-    on D itself, when it is short:  missing(D) <= LOCAL_TOKENS
-    on P, after D has returned to P the KV that only D has (`num_returned_tokens`), when it is long
-
-so a long new message neither stops what D is generating nor makes P compute the old answer again. A prompt that is as
-cold on D as on P goes through P always. Without a P, D computes everything.
+Either way a match is worth exactly what it saves, load counts from the moment of dispatch, and among equals the turn
+goes round. A worker may have both roles; it never hands over to itself: that is local.
 """
-
-from dataclasses import dataclass, field
 
 import msgspec
 
 from ..core.messages import NodeRef
-
-SEQUENCE_WEIGHT = 64  # tokens of prompt whose computing slows a worker about as much as one running sequence
-LOCAL_TOKENS = 256  # about one chunk: what a decode worker computes within one step
-
-
-class Candidate(msgspec.Struct, frozen=True):
-    """A worker that can take the request, and how many tokens of the prompt it has cached."""
-
-    ref: NodeRef
-    cached_tokens: int
+from .forecast import Speed, Work, rest_of_prompt
+from .loads import Loads
+from .ways import Asked, Candidate, cheapest_by_time, cheapest_by_tokens, pace_of, wait_s
 
 
 class Route(msgspec.Struct, frozen=True):
     """`prefill` None: the decode worker computes the prompt. The missing tokens are those the load was raised by.
 
     `num_returned_tokens`: the decode worker first returns the KV of that many tokens to the prefill worker.
+    `wait_s` is the predicted time until this prompt's own computing begins, `ttft_s` until its first token; both count
+    from `chosen_at` and are None while costs are unknown. `lag_s` of it lies behind the computing.
     """
 
     decode: NodeRef
@@ -49,85 +49,139 @@ class Route(msgspec.Struct, frozen=True):
     decode_missing: int
     prefill_missing: int
     num_returned_tokens: int = 0
-
-
-@dataclass
-class _Load:
-    missing_tokens: int = 0
-    sequences: int = 0
+    num_tokens: int = 0
+    is_batch: bool = False
+    chosen_at: float = 0.0
+    wait_s: float | None = None
+    ttft_s: float | None = None
+    lag_s: float = 0.0
 
     @property
-    def tokens(self) -> int:
-        return self.missing_tokens + SEQUENCE_WEIGHT * self.sequences
+    def is_local(self) -> bool:
+        return self.prefill is None
+
+    @property
+    def way(self) -> str:
+        """For people and metrics."""
+        if self.is_local:
+            return "local"
+        return "returned" if self.num_returned_tokens else "remote"
+
+    @property
+    def computes_on(self) -> NodeRef:
+        return self.decode if self.prefill is None else self.prefill
+
+    @property
+    def work(self) -> Work:
+        """Of the worker that computes the prompt."""
+        num_missing = self.decode_missing if self.prefill is None else self.prefill_missing
+        return rest_of_prompt(max(self.num_tokens, num_missing), num_missing)
+
+    def without_prefill(self) -> "Route":
+        """The decode worker computes the prompt after all. Nothing is predicted of it."""
+        return Route(
+            self.decode, None, self.decode_missing, 0, 0, self.num_tokens, self.is_batch, chosen_at=self.chosen_at
+        )
 
 
-@dataclass
 class Router:
-    """Chooses routes and counts the load that its choices put on the workers."""
+    """Chooses routes and counts the load that its choices put on the workers.
 
-    _loads: dict[NodeRef, _Load] = field(default_factory=dict)
-    _turn: int = 0
+    `transfer_s`: seconds that handing over one token takes, to be set from what was measured.
+    """
+
+    def __init__(self) -> None:
+        self._loads = Loads()
+        self._turn = 0
+        self.transfer_s = 0.0
 
     def load(self, ref: NodeRef) -> int:
         """In tokens, see above."""
-        return self._loads[ref].tokens if ref in self._loads else 0
+        return self._loads[ref].tokens
 
-    def choose(self, num_tokens: int, decode: list[Candidate], prefill: list[Candidate]) -> Route:
+    def backlog_s(self, ref: NodeRef, speed: Speed, now: float, *, as_prefill: bool) -> float:
+        """Seconds until a prompt that is sent there now would be begun."""
+        load = self._loads[ref]
+        return wait_s(load, pace_of(load, speed, as_prefill=as_prefill), now, is_batch=False)
+
+    @property
+    def num_prompting(self) -> int:
+        """Sequences that hold a place on a decode worker and have no first token yet."""
+        return sum(load.prompting for load in self._loads)
+
+    @property
+    def num_decoding(self) -> int:
+        return sum(load.decoding for load in self._loads)
+
+    def choose(
+        self, num_tokens: int, decode: list[Candidate], prefill: list[Candidate], now: float, *, is_batch: bool = False
+    ) -> Route:
         """The route for a prompt of `num_tokens`. `decode` must not be empty. Counts nothing yet."""
         self._turn += 1
-        d = self._cheapest(num_tokens, decode)
-        decode_missing = _missing(num_tokens, d)
-        if not prefill:
-            return Route(d.ref, None, decode_missing, 0)
-        if decode_missing < min(_missing(num_tokens, c) for c in prefill):
-            if decode_missing <= LOCAL_TOKENS:
-                return Route(d.ref, None, decode_missing, 0)
-            # With what D returns, every P lacks the same.
-            p = self._cheapest(num_tokens, [Candidate(c.ref, d.cached_tokens) for c in prefill])
-            return Route(d.ref, p.ref, decode_missing, decode_missing, d.cached_tokens)
-        p = self._cheapest(num_tokens, prefill)
-        return Route(d.ref, p.ref, decode_missing, _missing(num_tokens, p))
+        asked = Asked(num_tokens, is_batch, now)
+        decode, prefill = self._in_turn(decode), self._in_turn(prefill)
+        way = cheapest_by_time(asked, self._loads, decode, prefill, self.transfer_s)
+        if way is None:
+            way = cheapest_by_tokens(asked, self._loads, decode, prefill)
+        return Route(
+            decode=way.decode,
+            prefill=way.prefill,
+            decode_missing=way.decode_missing,
+            prefill_missing=way.prefill_missing,
+            num_returned_tokens=way.num_returned_tokens,
+            num_tokens=num_tokens,
+            is_batch=is_batch,
+            chosen_at=now,
+            wait_s=way.wait_s,
+            ttft_s=way.ttft_s,
+            lag_s=way.lag_s,
+        )
 
-    def dispatched(self, route: Route) -> None:
+    # ---- books ---------------------------------------------------------------------------------------------------
+
+    def dispatched(self, route: Route, now: float) -> None:
         """The request is on its way."""
-        decode = self._loads.setdefault(route.decode, _Load())
+        decode = self._loads.of(route.decode)
         decode.missing_tokens += route.decode_missing
         decode.sequences += 1
+        decode.prompting += 1
+        decode.context += route.num_tokens
+        self._loads.of(route.computes_on).add(route.work, now, is_batch=route.is_batch)
         if route.prefill is not None:
-            self._loads.setdefault(route.prefill, _Load()).missing_tokens += route.prefill_missing
+            self._loads.of(route.prefill).missing_tokens += route.prefill_missing
 
-    def prompt_done(self, route: Route) -> None:
+    def rerouted(self, old: Route, new: Route, now: float) -> None:
+        """The prefill worker of `old` is gone before the prompt was done; its decode worker computes it, by `new`."""
+        self._computed(old, now)
+        self._loads.of(new.decode).add(new.work, now, is_batch=new.is_batch)
+
+    def prompt_done(self, route: Route, now: float) -> None:
         """The prompt is computed (its first token came, or the request ended before)."""
-        self._lower(route.decode, route.decode_missing, 0)
-        if route.prefill is not None:
-            self._lower(route.prefill, route.prefill_missing, 0)
+        self._computed(route, now - route.lag_s)
+        if (decode := self._loads.known(route.decode)) is not None:
+            decode.missing_tokens -= route.decode_missing
+            decode.prompting -= 1
+            self._loads.tidy(route.decode)
 
     def ended(self, route: Route) -> None:
         """The request has left the decode worker; `prompt_done` came before."""
-        self._lower(route.decode, 0, 1)
+        if (decode := self._loads.known(route.decode)) is not None:
+            decode.sequences -= 1
+            decode.context -= route.num_tokens
+            self._loads.tidy(route.decode)
 
     def forget(self, ref: NodeRef) -> None:
         """The worker is gone, and its load with it."""
-        self._loads.pop(ref, None)
+        self._loads.forget(ref)
 
-    def _lower(self, ref: NodeRef, missing_tokens: int, sequences: int) -> None:
-        load = self._loads.get(ref)
-        if load is None:  # gone in the meantime
-            return
-        load.missing_tokens -= missing_tokens
-        load.sequences -= sequences
-        if load == _Load():
-            del self._loads[ref]
+    def _computed(self, route: Route, at: float) -> None:
+        if (load := self._loads.known(route.computes_on)) is not None:
+            load.remove(route.work, at, is_batch=route.is_batch)
+            if route.prefill is not None:
+                load.missing_tokens -= route.prefill_missing
+            self._loads.tidy(route.computes_on)
 
-    def _cheapest(self, num_tokens: int, candidates: list[Candidate]) -> Candidate:
-        lowest = min(self._cost(num_tokens, candidate) for candidate in candidates)
-        best = [c for c in candidates if self._cost(num_tokens, c) == lowest]
-        return best[self._turn % len(best)]
-
-    def _cost(self, num_tokens: int, candidate: Candidate) -> int:
-        return _missing(num_tokens, candidate) + self.load(candidate.ref)
-
-
-def _missing(num_tokens: int, candidate: Candidate) -> int:
-    """At least one token is computed, for there must be one to sample from."""
-    return max(num_tokens - candidate.cached_tokens, 1)
+    def _in_turn(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Beginning with another one each time: the first of equals is taken."""
+        start = self._turn % len(candidates) if candidates else 0
+        return candidates[start:] + candidates[:start]

@@ -11,7 +11,7 @@ from ..core.messages import CacheSnapshot, Message, NodeRef, WorkerInfo
 from ..core.queueing import QueuePolicy
 from ..core.request import SamplingParams
 from ..core.timeline import Timeline
-from ..gateway.admission import Admission
+from ..gateway.admission import TICK_INTERVAL_S, Admission
 from ..gateway.cache_feed import CacheFeed
 from ..gateway.dispatcher import Dispatcher
 from ..gateway.generation import Generation, Unavailable
@@ -26,7 +26,6 @@ from .record import SimRecord
 from .workload import SimRequest
 
 NAMESPACE = "sim"
-TICK_INTERVAL_S = 0.25  # as gateway/cluster.py
 
 
 class _Changed(asyncio.Event):
@@ -54,15 +53,16 @@ class SimGatewayConfig:
 class SimGateway:
     def __init__(self, clock: VirtualClock, network: SimNetwork, config: SimGatewayConfig):
         self.ref = NodeRef("gateway-0", 1)
-        self.admission = Admission(config.max_queue, config.max_queue_delay_s)
+        self.admission = Admission(config.max_queue, config.max_queue_delay_s, config.policy, config.ttft_target_s)
         self.records: list[SimRecord] = []
         self._clock = clock
         self._network = network
         self._membership = Membership(self.ref, "", timeout_s=float("inf"))
         index = PrefixIndexes()
-        self._placement = Placement(self._membership, index, self.admission, expected_prefill=0)
+        metrics = Metrics(list)
+        self._placement = Placement(self._membership, index, self.admission, metrics, expected_prefill=0)
         self.dispatcher = Dispatcher(
-            self._membership, self._placement, self.admission, Metrics(list), self._send, clock=clock.read
+            self._membership, self._placement, self.admission, metrics, self._send, clock=clock.read
         )
         self._cache_feed = CacheFeed(index, self._send)
         self._is_ticking = False

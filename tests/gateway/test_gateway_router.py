@@ -5,7 +5,9 @@ from collections import Counter
 import pytest
 
 from baton.core.messages import NodeRef
-from baton.gateway.router import LOCAL_TOKENS, SEQUENCE_WEIGHT, Candidate, Route, Router
+from baton.gateway.loads import SEQUENCE_WEIGHT
+from baton.gateway.router import Route, Router
+from baton.gateway.ways import LOCAL_TOKENS, Candidate
 
 D0, D1, P0, P1 = (NodeRef(name, 1) for name in ("decode-0", "decode-1", "prefill-0", "prefill-1"))
 
@@ -32,34 +34,34 @@ def at(ref: NodeRef, cached: int = 0) -> Candidate:
     ],
 )
 def test_prefill_or_local(num_tokens: int, decode_cached: int, prefill_cached: int, goes_through_prefill: bool) -> None:
-    route = Router().choose(num_tokens, [at(D0, decode_cached)], [at(P0, prefill_cached)])
+    route = Router().choose(num_tokens, [at(D0, decode_cached)], [at(P0, prefill_cached)], 0.0)
     assert route.prefill == (P0 if goes_through_prefill else None)
     assert route.decode_missing == max(num_tokens - decode_cached, 1)
 
 
 def test_a_long_rest_goes_through_prefill_after_decode_returned_what_only_it_has() -> None:
-    route = Router().choose(2000, [at(D0, 1000)], [at(P0, 400)])
-    assert route == Route(D0, P0, decode_missing=1000, prefill_missing=1000, num_returned_tokens=1000)
+    route = Router().choose(2000, [at(D0, 1000)], [at(P0, 400)], 0.0)
+    assert route == Route(D0, P0, decode_missing=1000, prefill_missing=1000, num_returned_tokens=1000, num_tokens=2000)
 
 
 def test_with_a_returned_prefix_the_least_loaded_prefill_worker_is_chosen() -> None:
     router = Router()
-    router.dispatched(Route(D0, P0, 0, 500))
-    route = router.choose(2000, [at(D0, 1000)], [at(P0, 400), at(P1, 0)])
+    router.dispatched(Route(D0, P0, 0, 500), 0.0)
+    route = router.choose(2000, [at(D0, 1000)], [at(P0, 400), at(P1, 0)], 0.0)
     assert (route.prefill, route.num_returned_tokens) == (P1, 1000)
 
 
 def test_nothing_is_returned_when_prefill_has_as_much() -> None:
-    assert Router().choose(2000, [at(D0, 400)], [at(P0, 400)]).num_returned_tokens == 0
+    assert Router().choose(2000, [at(D0, 400)], [at(P0, 400)], 0.0).num_returned_tokens == 0
 
 
 def test_without_prefill_workers_it_is_local() -> None:
-    assert Router().choose(5000, [at(D0)], []) == Route(D0, None, 5000, 0)
+    assert Router().choose(5000, [at(D0)], [], 0.0) == Route(D0, None, 5000, 0, num_tokens=5000)
 
 
 def test_ties_go_round() -> None:
     router = Router()
-    chosen = Counter(router.choose(100, [at(D0), at(D1)], [at(P0), at(P1)]).decode for _ in range(6))
+    chosen = Counter(router.choose(100, [at(D0), at(D1)], [at(P0), at(P1)], 0.0).decode for _ in range(6))
     assert chosen == {D0: 3, D1: 3}
 
 
@@ -67,7 +69,7 @@ def test_load_counts_from_dispatch() -> None:
     """Six long prompts at once are split three to three, before any answer."""
     router = Router()
     for _ in range(6):
-        router.dispatched(router.choose(1000, [at(D0)], [at(P0), at(P1)]))
+        router.dispatched(router.choose(1000, [at(D0)], [at(P0), at(P1)], 0.0), 0.0)
     assert (router.load(P0), router.load(P1)) == (3000, 3000)
 
 
@@ -75,9 +77,9 @@ def test_a_match_is_worth_the_tokens_it_saves() -> None:
     router = Router()
     chosen = []
     for _ in range(6):  # D0 has 256 of 300 tokens: worth four running sequences
-        route = router.choose(300, [at(D0, 256), at(D1)], [])
-        router.dispatched(route)
-        router.prompt_done(route)
+        route = router.choose(300, [at(D0, 256), at(D1)], [], 0.0)
+        router.dispatched(route, 0.0)
+        router.prompt_done(route, 0.0)
         chosen.append(route.decode)
     assert chosen[:4] == [D0] * 4
     assert D1 in chosen[4:]
@@ -87,9 +89,9 @@ def test_a_match_is_worth_the_tokens_it_saves() -> None:
 def test_load_returns_to_zero() -> None:
     router = Router()
     route = Route(D0, P0, 50, 100)
-    router.dispatched(route)
+    router.dispatched(route, 0.0)
     assert (router.load(D0), router.load(P0)) == (50 + SEQUENCE_WEIGHT, 100)
-    router.prompt_done(route)
+    router.prompt_done(route, 0.0)
     assert (router.load(D0), router.load(P0)) == (SEQUENCE_WEIGHT, 0)
     router.ended(route)
     assert (router.load(D0), router.load(P0)) == (0, 0)
@@ -98,8 +100,8 @@ def test_load_returns_to_zero() -> None:
 def test_the_load_of_a_worker_that_left_is_gone() -> None:
     router = Router()
     route = Route(D0, P0, 50, 100)
-    router.dispatched(route)
+    router.dispatched(route, 0.0)
     router.forget(P0)
-    router.prompt_done(route)
+    router.prompt_done(route, 0.0)
     router.ended(route)
     assert (router.load(D0), router.load(P0)) == (0, 0)

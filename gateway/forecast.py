@@ -1,0 +1,165 @@
+"""What the gateway expects of its workers in seconds, from what they have learned of their own steps. Pure.
+
+A prompt of n tokens is computed in steps of at most b tokens, behind those B tokens that were sent there before:
+
+    seconds(B) = ceil(B / b) * step + B * per_prompt_token + X * per_product      X: products, see core/step_cost.py
+    wait       = seconds(B) - the time that the worker has been at it
+    compute    = seconds(B + n) - seconds(B)
+
+On a prefill worker b is its token budget and `step` what an empty step costs. On a decode worker b is the prompt budget
+of a step, and each step carries the decodes too:
+
+    decodes = per_decode * running + per_context * context      step = base + decodes
+
+A worker that does both keeps its prefill steps as short as its decode steps may be, and they alternate:
+step = 2 * base + decodes. What comes to a worker that decodes waits half a step for the one that runs.
+
+Workers with the same device compute alike, so who has not computed prompts yet (or not decoded) is taken to cost what
+the most experienced of its kind has learned. While nobody of its kind knows what prompts cost, nothing is predicted.
+"""
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from ..core.messages import NodeRef
+from ..core.step_cost import StepCost, chunk_products
+from .membership import Worker
+
+_LEAST_PROMPT_SHARE = 4  # a decode step whose prompt budget is not said leaves 1/4 of its tokens to prompts at least
+
+
+class Work(msgspec.Struct, frozen=True, gc=False):
+    """Prompt tokens to be computed, and the query-key pairs in them."""
+
+    num_tokens: int = 0
+    products: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.num_tokens + other.num_tokens, self.products + other.products)
+
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(self.num_tokens - other.num_tokens, self.products - other.products)
+
+
+def rest_of_prompt(num_tokens: int, num_missing: int) -> Work:
+    """The last `num_missing` tokens of a prompt."""
+    return Work(num_missing, chunk_products(num_tokens - num_missing, num_missing))
+
+
+class Pace(msgspec.Struct, frozen=True, gc=False):
+    """How fast one worker computes prompts, in one of its roles, beside what it decodes now."""
+
+    step_s: float  # of each step, whatever prompts it carries
+    per_prompt_token_s: float
+    per_product_s: float
+    budget: int  # prompt tokens of a step
+    chunk_size: int  # of one prompt in a step
+    join_s: float  # until the running step is over; 0 where nothing is decoded
+
+    def tokens_s(self, work: Work) -> float:
+        """What the tokens take, whatever steps they are in: so much later is whoever shares the device with them."""
+        return self.per_prompt_token_s * work.num_tokens + self.per_product_s * work.products
+
+    def seconds(self, work: Work) -> float:
+        return self.step_s * -(-work.num_tokens // self.budget) + self.tokens_s(work)
+
+    def compute_s(self, backlog: Work, work: Work) -> float:
+        """What `work` takes once `backlog` is computed; the last step of that may have room for some of it."""
+        before = -(-backlog.num_tokens // self.budget)
+        after = max(-(-(backlog.num_tokens + work.num_tokens) // self.budget), -(-work.num_tokens // self.chunk_size))
+        return self.step_s * (after - before) + self.tokens_s(work)
+
+
+class Speed(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a worker, by its last Status and its like."""
+
+    cost: StepCost
+    token_budget: int  # of a prefill step
+    chunk_size: int
+    prompt_budget: int  # of a decode step
+    held_tokens: int = 0  # of KV, by requests that run
+
+    def decodes_s(self, num_decoding: int, context: int) -> float:
+        """What the decodes add to a step. `context`: tokens they are known to attend to; the worker may hold more."""
+        if not num_decoding:
+            return 0.0
+        return self.cost.per_decode_s * num_decoding + self.cost.per_context_s * max(context, self.held_tokens)
+
+    def as_decode(self, num_decoding: int, context: int) -> Pace:
+        """Prompts in mixed steps of the decode role."""
+        cost = self.cost
+        step_s = cost.base_s + self.decodes_s(num_decoding, context)
+        join_s = step_s / 2 if num_decoding else 0.0
+        budget = self.prompt_budget
+        return Pace(step_s, cost.per_prompt_token_s, cost.per_product_s, budget, budget, join_s)
+
+    def as_prefill(self, num_decoding: int, context: int) -> Pace:
+        """Prompts in steps of the prefill role."""
+        cost = self.cost
+        tokens, products = cost.per_prompt_token_s, cost.per_product_s
+        if not num_decoding:
+            return Pace(cost.base_s, tokens, products, self.token_budget, self.chunk_size, 0.0)
+        budget = min(self.token_budget, self.prompt_budget)
+        decode_step_s = cost.base_s + self.decodes_s(num_decoding, context)
+        chunk_size = min(self.chunk_size, budget)
+        return Pace(cost.base_s + decode_step_s, tokens, products, budget, chunk_size, decode_step_s / 2)
+
+
+def speeds(workers: Iterable[Worker]) -> dict[NodeRef, Speed]:
+    """Of those workers that something is known of."""
+    reporting = [(worker, worker.status) for worker in workers if worker.status is not None]
+    costs = [(_kind(worker), status.step_cost) for worker, status in reporting if status.step_cost is not None]
+    prompts = _most_experienced((kind, cost, cost.num_prompt_samples) for kind, cost in costs if cost.knows_prompts)
+    decodes = _most_experienced((kind, cost, cost.num_decode_samples) for kind, cost in costs if cost.knows_decodes)
+    found = {}
+    for worker, status in reporting:
+        kind, own = _kind(worker), status.step_cost
+        prompt = own if own is not None and own.knows_prompts else prompts.get(kind)
+        budgets = _budgets(status.settings, status.num_running)
+        if prompt is None or budgets is None:
+            continue
+        decode = own if own is not None and own.knows_decodes else decodes.get(kind, own or prompt)
+        base = own if own is not None and own.is_trusted else prompt
+        held_blocks = worker.info.num_blocks - status.available_blocks
+        cost = StepCost(
+            base.base_s, prompt.per_prompt_token_s, prompt.per_product_s, decode.per_decode_s, decode.per_context_s
+        )
+        found[worker.info.ref] = Speed(cost, *budgets, held_tokens=max(held_blocks, 0) * worker.info.block_size)
+    return found
+
+
+def _kind(worker: Worker) -> tuple[str, int]:
+    return worker.info.device, worker.info.threads
+
+
+def _most_experienced(costs: Iterable[tuple[tuple[str, int], StepCost, int]]) -> dict[tuple[str, int], StepCost]:
+    best: dict[tuple[str, int], tuple[int, StepCost]] = {}
+    for kind, cost, num_samples in costs:
+        if kind not in best or num_samples > best[kind][0]:
+            best[kind] = num_samples, cost
+    return {kind: cost for kind, (_, cost) in best.items()}
+
+
+def _budgets(settings: dict[str, int], num_running: int) -> tuple[int, int, int] | None:
+    """Token budget, chunk size and prompt budget by the settings that a worker reports; None: it has not said them."""
+    tokens, prompts = settings.get("token budget"), settings.get("prompt budget")
+    if tokens is None and prompts is None:
+        return None
+    tokens = tokens or prompts or 1
+    prompts = prompts or max(tokens - num_running, tokens // _LEAST_PROMPT_SHARE)
+    return max(tokens, 1), max(min(settings.get("chunk size", tokens), tokens), 1), max(prompts, 1)
+
+
+def pool_waits(
+    prefill_backlogs_s: Iterable[float], queue_s: float, num_prompting: int, num_decoding: int
+) -> tuple[float, float]:
+    """Seconds that a newcomer waits for (a prefill worker, a place on a decode worker).
+
+    It goes to the prefill worker that is free first. Who waits in the gateway's queue, for `queue_s`, waits for places
+    that others hold; those whose prompts are not computed yet hold theirs because of the prefill workers.
+    """
+    share = num_prompting / max(num_prompting + num_decoding, 1)
+    backlog_s = min(prefill_backlogs_s, default=math.inf)
+    return (backlog_s + share * queue_s if backlog_s < math.inf else share * queue_s), (1 - share) * queue_s
