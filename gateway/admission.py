@@ -1,128 +1,215 @@
-"""Credit: how many requests a decode worker is given at a time, and who waits for it. Pure; the time comes in.
+"""Admission: who waits for credit, in which order, for how long, and who had better not wait at all. Pure.
 
-A request needs blocks for its prompt and for the growth that is to be expected, min(max_tokens, EXPECTED_GROWTH)
-tokens. The sum over the requests in flight on a worker stays within its pool, and their number within its max_running.
-Whoever gets no credit waits in one queue, first come first served, which has a bound in length and in time.
+Two classes have bounds of their own: interactive requests (`max_queue`, `max_queue_delay_s`) and batch requests, of
+which more may wait, for longer. Whoever is over a bound is refused and told when to come back: after its place in the
+queue over the rate at which the queue moves, which is that of the credits given back of late.
+
+With a target for the time to the first token, an interactive request is refused as soon as it is certain to miss it:
+
+    when it comes      its place / rate is more than the target
+    while it waits     the target has passed
+    when it is its turn    waited + wait > patience      patience = max(target - own, target / 4)
+
+`wait` is predicted from the chosen route until its own computation begins, `own` for that computation. A prompt that is
+too long for the target even alone still gets a quarter of it to wait: on an idle server it is answered.
 """
 
 import math
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 
-from ..core.errors import LocalProtocolError
-from ..core.messages import NodeRef
+import msgspec
 
-EXPECTED_GROWTH = 256  # tokens; longer answers are rare, and the worker can preempt
+from ..core.queueing import FCFS, QueuePolicy, Waiting, WaitingQueue
+from .credits import Credits
+
+TICK_INTERVAL_S = 0.05  # between two looks at who has waited for too long
+BATCH_QUEUE = 4  # times as long as that of interactive requests
+BATCH_DELAY_S = 3600.0
+LEAST_PATIENCE = 0.25  # of the target
 _RATE_WINDOW_S = 10.0
+_LEAST_RELEASES = 3  # since the queue began, before a wait is predicted from them
+_PLACES_AGE_S = 0.25
 _SHORTEST_RETRY_S = 1
 _LONGEST_RETRY_S = 60
 
 
-@dataclass
-class _Credit:
-    """One decode worker."""
+class Place(msgspec.Struct, frozen=True):
+    """In the queue: 1 is next. `start_s`: seconds until its turn as things go now, where that is known."""
 
-    block_size: int
-    num_blocks: int
-    max_running: int
-    blocks_in_flight: int = 0
-    requests_in_flight: int = 0
-
-    def blocks_for(self, num_tokens: int, max_tokens: int) -> int:
-        return -(-(num_tokens + min(max_tokens, EXPECTED_GROWTH)) // self.block_size)
-
-    def covers(self, num_tokens: int, max_tokens: int) -> bool:
-        if self.requests_in_flight >= self.max_running:
-            return False
-        return self.blocks_in_flight + self.blocks_for(num_tokens, max_tokens) <= self.num_blocks
+    position: int
+    start_s: float | None
 
 
 @dataclass
+class _Bound:
+    """When a request that waits is given up, and the reason that is counted then."""
+
+    at: float
+    reason: str
+
+
 class Admission:
-    """Credits and the queue. Requests are named by their ids."""
+    """The queue, in the order of `policy`, and the credits. Requests are named by their ids.
 
-    max_queue: int
-    max_queue_delay_s: float
-    _credits: dict[NodeRef, _Credit] = field(default_factory=dict)
-    _held: dict[str, tuple[NodeRef, int]] = field(default_factory=dict)  # request |-> (worker, blocks)
-    _queue: OrderedDict[str, float] = field(default_factory=OrderedDict)  # request |-> when it came
-    _releases: deque[float] = field(default_factory=deque)
+    `max_queue` and `max_queue_delay_s` are for interactive requests. `ttft_target_s` None: none is refused early.
+    """
+
+    def __init__(
+        self,
+        max_queue: int,
+        max_queue_delay_s: float,
+        policy: QueuePolicy = FCFS,
+        ttft_target_s: float | None = None,
+    ):
+        self.credits = Credits()
+        self._max_queue = max_queue
+        self._max_queue_delay_s = max_queue_delay_s
+        self._ttft_target_s = ttft_target_s
+        self._is_order_simple = policy == FCFS
+        self._queue = WaitingQueue(policy)
+        self._bounds: dict[str, _Bound] = {}
+        self._releases: deque[float] = deque()
+        self._busy_since: float | None = None  # when somebody first had to wait
+        self._places: dict[str, int] = {}  # request |-> position, as of
+        self._places_at = -math.inf
+
+    # ---- the queue ---------------------------------------------------------------------------------------------------
 
     @property
     def num_queued(self) -> int:
         return len(self._queue)
 
     @property
-    def num_in_flight(self) -> int:
-        return len(self._held)
+    def num_batch_queued(self) -> int:
+        return self._queue.num_batch
 
-    # ---- credits ------------------------------------------------------------------------------------------------
+    def is_full(self, *, is_batch: bool) -> bool:
+        if is_batch:
+            return self._queue.num_batch >= BATCH_QUEUE * self._max_queue
+        return self._num_interactive >= self._max_queue
 
-    def add_worker(self, ref: NodeRef, *, block_size: int, num_blocks: int, max_running: int) -> None:
-        self._credits[ref] = _Credit(block_size, num_blocks, max_running)
+    def enqueue(self, entry: Waiting, *, returning: bool = False) -> None:
+        """`returning`: it was sent out already and comes back, before all of its class; its target counts no more.
 
-    def remove_worker(self, ref: NodeRef) -> None:
-        """Its credit goes; the requests that held some must still be released."""
-        self._credits.pop(ref, None)
+        Raises LocalProtocolError when it waits already.
+        """
+        self._queue.push(entry, returning=returning)
+        self._bounds[entry.request_id] = self._bound(entry, returning)
+        if self._busy_since is None:
+            self._busy_since = entry.arrived_at
 
-    def with_credit(self, num_tokens: int, max_tokens: int) -> list[NodeRef]:
-        """Decode workers that can take a request of `num_tokens` which may generate `max_tokens`."""
-        return [ref for ref, credit in self._credits.items() if credit.covers(num_tokens, max_tokens)]
-
-    def take(self, request_id: str, ref: NodeRef, num_tokens: int, max_tokens: int) -> None:
-        """Raises LocalProtocolError when the request holds credit already or the worker has none for it."""
-        credit = self._credits.get(ref)
-        if request_id in self._held or credit is None or not credit.covers(num_tokens, max_tokens):
-            raise LocalProtocolError(f"no credit for request {request_id} on {ref.node_id}")
-        blocks = credit.blocks_for(num_tokens, max_tokens)
-        credit.blocks_in_flight += blocks
-        credit.requests_in_flight += 1
-        self._held[request_id] = (ref, blocks)
-
-    def release(self, request_id: str, now: float) -> None:
-        """Raises LocalProtocolError when the request holds no credit: it is given back exactly once."""
-        if request_id not in self._held:
-            raise LocalProtocolError(f"request {request_id} holds no credit to give back")
-        ref, blocks = self._held.pop(request_id)
-        self._releases.append(now)
-        self._forget_old_releases(now)
-        if (credit := self._credits.get(ref)) is not None:
-            credit.blocks_in_flight -= blocks
-            credit.requests_in_flight -= 1
-
-    # ---- queue --------------------------------------------------------------------------------------------------
-
-    @property
-    def head(self) -> str | None:
-        """Whose turn it is."""
-        return next(iter(self._queue), None)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._queue) >= self.max_queue
-
-    def enqueue(self, request_id: str, now: float, *, first: bool = False) -> None:
-        """At the end; a request whose worker died goes `first`, for its client has tokens already."""
-        self._queue[request_id] = now
-        if first:
-            self._queue.move_to_end(request_id, last=False)
+    def head(self, now: float) -> Waiting | None:
+        """Whose turn it is; batch requests when nobody else waits."""
+        return self._queue.peek(now)
 
     def dequeue(self, request_id: str) -> None:
         """Nothing happens when it does not wait."""
-        self._queue.pop(request_id, None)
+        if self._queue.remove(request_id) is None:
+            return
+        del self._bounds[request_id]
+        if not self._queue:
+            self._busy_since = None
 
-    def expired(self, now: float) -> list[str]:
-        """Those that have waited for longer than allowed."""
-        return [request_id for request_id, since in self._queue.items() if now - since > self.max_queue_delay_s]
+    def expired(self, now: float) -> list[tuple[str, str]]:
+        """Those that have waited for longer than allowed, with the reason: queue_delay, or deadline."""
+        return [(request_id, bound.reason) for request_id, bound in self._bounds.items() if now > bound.at]
 
-    def retry_after(self, now: float) -> int:
-        """Seconds until a new request can expect credit: the queue's length over the rate of the last releases."""
+    def served(self, key: str, num_tokens: int, *, is_batch: bool) -> None:
+        """Tokens of a prompt that was sent out, or of an answer that have come."""
+        self._queue.served(key, num_tokens, is_batch=is_batch)
+
+    def _bound(self, entry: Waiting, returning: bool) -> _Bound:
+        if entry.is_batch:
+            return _Bound(entry.arrived_at + BATCH_DELAY_S, "queue_delay")
+        patient = _Bound(entry.arrived_at + self._max_queue_delay_s, "queue_delay")
+        target = self._ttft_target_s
+        if target is None or returning:
+            return patient
+        # The answer must not come later than the target, so the last look before it decides.
+        deadline = entry.arrived_at + max(target - TICK_INTERVAL_S, target / 2)
+        return _Bound(deadline, "deadline") if deadline < patient.at else patient
+
+    @property
+    def _num_interactive(self) -> int:
+        return len(self._queue) - self._queue.num_batch
+
+    # ---- what is to be expected --------------------------------------------------------------------------------------
+
+    def release(self, request_id: str, now: float) -> None:
+        """Its credit is free. Raises LocalProtocolError when it holds none."""
+        self.credits.release(request_id)
+        self._releases.append(now)
         self._forget_old_releases(now)
-        if not self._releases:
-            return math.ceil(min(self.max_queue_delay_s, _RATE_WINDOW_S)) or _SHORTEST_RETRY_S
-        rate = len(self._releases) / _RATE_WINDOW_S
-        seconds = math.ceil((len(self._queue) + 1) / rate)
-        return min(max(seconds, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
+
+    def place(self, request_id: str, now: float) -> Place | None:
+        """Where it stands, at most some tenths of a second ago; None when it does not wait."""
+        if request_id not in self._queue:
+            return None
+        if request_id not in self._places or now - self._places_at > _PLACES_AGE_S:
+            order = enumerate(self._queue.in_order(now), start=1)
+            self._places = {entry.request_id: position for position, entry in order}
+            self._places_at = now
+        position = self._places[request_id]
+        rate = self._rate(now)
+        return Place(position, None if rate is None else position / rate)
+
+    def queue_s(self, now: float) -> float:
+        """Seconds that an interactive request which comes now waits for credit, as things go now.
+
+        While too few were served to tell: as long as those in front have waited.
+        """
+        if not self._num_interactive or self._busy_since is None:
+            return 0.0
+        rate = self._rate(now)
+        return now - self._busy_since if rate is None else self._num_interactive / rate
+
+    def is_hopeless(self, request_id: str, now: float) -> bool:
+        """Its turn comes after its target, as things go now. For one that has just come."""
+        target, rate = self._ttft_target_s, self._rate(now)
+        bound = self._bounds.get(request_id)
+        if target is None or rate is None or bound is None or bound.reason != "deadline":
+            return False
+        if self._num_interactive / rate <= target:
+            return False  # wherever it stands
+        if self._is_order_simple:
+            return True  # it is the last one
+        place = self.place(request_id, now)
+        return place is not None and place.position / rate > target
+
+    def is_too_late(self, waited_s: float, wait_s: float, own_s: float) -> bool:
+        """Should an interactive request that has waited be refused although it is its turn? See above."""
+        target = self._ttft_target_s
+        return target is not None and waited_s + wait_s > max(target - own_s, target * LEAST_PATIENCE)
+
+    def deadline_text(self, retry_after: int) -> str:
+        """What a request is told that `is_hopeless`, `is_too_late` or past its deadline. Needs a target."""
+        target_ms = (self._ttft_target_s or 0.0) * 1e3
+        return (
+            f"its first token could not come within the {target_ms:g} ms target, all workers are busy; try again in "
+            f"{retry_after} s"
+        )
+
+    def retry_after(self, now: float, *, is_batch: bool = False) -> int:
+        """Seconds until a new request can expect credit."""
+        rate = self._rate(now)
+        if rate is None:
+            self._forget_old_releases(now)
+            rate = len(self._releases) / _RATE_WINDOW_S
+        if rate == 0:
+            return math.ceil(min(self._max_queue_delay_s, _RATE_WINDOW_S)) or _SHORTEST_RETRY_S
+        num_before = len(self._queue) if is_batch else self._num_interactive
+        return min(max(math.ceil((num_before + 1) / rate), _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
+
+    def _rate(self, now: float) -> float | None:
+        """Credits given back per second while the queue was not empty: while it was, they say nothing of what the
+        workers can do. None: too few.
+        """
+        if self._busy_since is None:
+            return None
+        since = max(self._busy_since, now - _RATE_WINDOW_S)
+        num_releases = sum(1 for at in self._releases if at > since)
+        return num_releases / (now - since) if num_releases >= _LEAST_RELEASES and now > since else None
 
     def _forget_old_releases(self, now: float) -> None:
         while self._releases and now - self._releases[0] > _RATE_WINDOW_S:

@@ -20,10 +20,10 @@ from ..core.messages import (
     WorkerInfo,
 )
 from ..transfer.wire import Incoming, PeerUnreachable
+from .admission import TICK_INTERVAL_S
 from .membership import Action, Joined, Left, Membership, Rejected, Send
 
 BEAT_INTERVAL_S = 1.0
-TICK_INTERVAL_S = 0.25
 REPORT_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)

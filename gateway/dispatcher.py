@@ -5,27 +5,33 @@ GenerateRequest go out at once. Tokens come back numbered: repeats are dropped, 
 worker dies, the request goes to another one together with the tokens it has so far; the same seed continues it with
 the same tokens. When the prefill worker dies nothing is done here: the decode worker computes the prompt itself.
 
-Everything runs in the event loop's thread and nothing waits: time enters through `tick`.
+Everything runs in the event loop's thread and nothing waits: time enters through `tick`. What happens comes in turns:
+a worker that turns out to be gone while a turn sends something, and requests that can be sent out because of what a
+turn did, are seen to at its end and not in its midst.
 """
 
 import logging
+import math
 import time
 import uuid
 from asyncio import Event
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ..core.messages import (
     AbortRequest,
     Message,
     NodeRef,
     RequestFailed,
+    Status,
     TokenChunk,
     WorkerInfo,
 )
-from ..core.request import FinishReason
+from ..core.request import FinishReason, Urgency
 from ..core.timeline import Station, Timeline
-from .admission import Admission
-from .generation import Attempt, Generation, Unavailable
+from .admission import Admission, Place
+from .generation import USUAL, Attempt, Generation, Unavailable
 from .membership import Membership
 from .metrics import Metrics
 from .placement import Placement
@@ -58,7 +64,8 @@ class Dispatcher:
         self._clock = clock
         self._generations: dict[str, Generation] = {}  # key |-> generation that has not ended
         self._attempts: dict[str, Generation] = {}  # id on the wire |-> generation
-        self._is_pumping = False
+        self._in_turn = False
+        self._gone: deque[WorkerInfo] = deque()  # workers that left during this turn
         self.is_draining = False
         self.last_progress = self._clock()  # when any worker last sent a token
 
@@ -74,46 +81,59 @@ class Dispatcher:
         """Generations that wait for credit or for another attempt."""
         return len(self._generations) - len(self._attempts)
 
+    @property
+    def num_batch_queued(self) -> int:
+        """Those of them that are batch requests in the queue."""
+        return self._admission.num_batch_queued
+
+    def place(self, generation: Generation) -> Place | None:
+        """Where it stands in the queue; None when it does not wait there."""
+        return self._admission.place(generation.key, self._clock())
+
     def submit(
         self,
         prompt: Prompt,
         namespace: str,
         timeline: Timeline,
         changed: Event,
+        urgency: Urgency = USUAL,
         pinned: tuple[NodeRef, NodeRef | None] | None = None,
     ) -> Generation:
         """Start one generation; it must be given to `cancel` when it is not needed any more.
 
-        Raises Unavailable: 429 when the queue is full, 503 when this gateway is draining.
+        Raises Unavailable: 429 when the queue is full, 503 when this gateway is draining. A generation that is
+        refused for another reason has its `error` already.
         """
         now = self._clock()
         if self.is_draining:
             raise Unavailable("this server is shutting down; ask another one", 503, retry_after=5)
-        if self._admission.is_full and pinned is None:
+        if pinned is None and self._admission.is_full(is_batch=urgency.is_batch):
             self._metrics.refused("queue_full")
+            num_queued, batch = self._admission.num_queued, "batch " if urgency.is_batch else ""
             raise Unavailable(
-                f"all workers are busy and {self._admission.num_queued} requests wait already; try again later",
+                f"all workers are busy and {num_queued} requests wait already; try this {batch}request again later",
                 429,
-                self._admission.retry_after(now),
+                self._admission.retry_after(now, is_batch=urgency.is_batch),
             )
-        generation = Generation(uuid.uuid4().hex, prompt, namespace, changed, timeline, now, pinned)
+        generation = Generation(uuid.uuid4().hex, prompt, namespace, changed, timeline, now, urgency, pinned)
         self._generations[generation.key] = generation
-        if pinned is None:
-            self._admission.enqueue(generation.key, now)
-            self._pump()
-        else:
-            self._dispatch_pinned(generation, pinned)
+        with self._turn():
+            if pinned is None:
+                self._enqueue(generation)
+            else:
+                self._dispatch_pinned(generation, pinned)
+        if self._admission.is_hopeless(generation.key, now):
+            self._refuse_late(generation, now)
         return generation
 
     def cancel(self, generation: Generation, reason: str) -> None:
         """Nobody wants more of it: its workers are told and its place is free. Harmless when it has ended."""
-        if self._generations.pop(generation.key, None) is None:
+        if generation.key not in self._generations:
             return
-        self._end_attempt(generation, reason)
-        self._admission.dequeue(generation.key)
-        if not generation.ended:
-            generation.finish(FinishReason.ABORT)
-        self._pump()
+        with self._turn():
+            self._end(generation, reason)
+            if not generation.ended:
+                self._finish(generation, FinishReason.ABORT)
 
     # ---- what the workers say -------------------------------------------------------------------------------------
 
@@ -123,6 +143,8 @@ class Dispatcher:
                 self._on_chunk(sender, body)
             case RequestFailed():
                 self._on_failed(sender, body)
+            case Status(settings=settings):
+                self._admission.credits.set_cap(sender, settings.get("cap"))
 
     def _on_chunk(self, sender: NodeRef, chunk: TokenChunk) -> None:
         generation = self._attempts.get(chunk.request_id)
@@ -134,21 +156,23 @@ class Dispatcher:
         num_known = len(generation.output_token_ids)
         if chunk.index > num_known or chunk.finish_reason is FinishReason.ABORT:
             self._placement.pause(sender, self._clock())
-            self._retry(generation, "the decode worker lost part of the answer")
-            self._pump()
+            with self._turn():
+                self._retry(generation, "the decode worker lost part of the answer")
             return
         now = self._clock()
         new = chunk.token_ids[num_known - chunk.index :]
         self._metrics.tokens_arrived(len(new), now - generation.last_progress if num_known else None)
+        self._count_served(generation, len(new))
+        self._admission.credits.generated(generation.key, len(new))
         self.last_progress = generation.last_progress = now
         if not attempt.prompt_done:
-            self._placement.prompt_done(attempt)
+            self._placement.first_token(attempt, chunk.timeline, now)
             generation.started(chunk)
         generation.output_token_ids += new
         if chunk.finish_reason is not None:
-            self._end(generation)
-            generation.finish(chunk.finish_reason)
-            self._pump()
+            with self._turn():
+                self._end(generation)
+                self._finish(generation, chunk.finish_reason)
         elif new:
             generation.changed.set()
 
@@ -160,20 +184,65 @@ class Dispatcher:
         if attempt.route.decode != sender:
             logger.debug("prefill of %s failed on %s: %s", failed.request_id, sender.node_id, failed.message)
             return  # the decode worker hears of it too and computes the prompt itself
-        if failed.retryable and attempt.prompt_done:
-            self._retry(generation, f"the decode worker gave it up: {failed.message[:300]}")
-            self._pump()
-        elif failed.retryable:
-            logger.debug("%s refused %s: %s", sender.node_id, failed.request_id, failed.message)
-            self._refused(generation, sender)
-        else:
-            self._fail(generation, Unavailable(f"the decode worker failed: {failed.message[:300]}", 500))
+        with self._turn():
+            if failed.retryable and attempt.prompt_done:
+                self._retry(generation, f"the decode worker gave it up: {failed.message[:300]}")
+            elif failed.retryable:
+                logger.debug("%s refused %s: %s", sender.node_id, failed.request_id, failed.message)
+                self._refused(generation, sender)
+            else:
+                self._fail(generation, Unavailable(f"the decode worker failed: {failed.message[:300]}", 500))
 
     def worker_joined(self, info: WorkerInfo) -> None:
-        self._placement.worker_joined(info)
-        self._pump()
+        with self._turn():
+            self._placement.worker_joined(info)
 
     def worker_left(self, info: WorkerInfo) -> None:
+        with self._turn():
+            self._gone.append(info)
+
+    def tick(self, now: float) -> None:
+        """Ends what has waited for too long."""
+        with self._turn():
+            for key, reason in self._admission.expired(now):
+                generation = self._generations[key]
+                if reason == "deadline":
+                    self._refuse_late(generation, now)
+                    continue
+                error = self._placement.refusal(generation, now)
+                self._metrics.refused(reason if error.status == 429 else "no_worker")
+                self._fail(generation, error)
+            for generation in list(self._attempts.values()):
+                if generation.attempt is not None and now - generation.last_progress > STALL_S:
+                    error = Unavailable(f"no worker made progress on this request for {STALL_S:g} s", 503)
+                    self._fail(generation, error)
+
+    def stop(self, reason: str) -> None:
+        """Fails everything that is left."""
+        with self._turn():
+            for generation in list(self._generations.values()):
+                self._fail(generation, Unavailable(reason, 503, retry_after=5))
+
+    # ---- dispatching ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """What is done within belongs together; the outermost one ends by seeing to what follows from it."""
+        if self._in_turn:
+            yield
+            return
+        self._in_turn = True
+        try:
+            yield
+            self._pump()
+            while self._gone:
+                self._without(self._gone.popleft())
+                self._pump()
+        finally:
+            self._in_turn = False
+
+    def _without(self, info: WorkerInfo) -> None:
+        """A worker is gone: its requests go on elsewhere."""
         for generation in list(self._attempts.values()):
             attempt = generation.attempt
             if attempt is None:
@@ -181,48 +250,45 @@ class Dispatcher:
             if attempt.route.decode == info.ref:
                 self._retry(generation, f"the decode worker {info.ref.node_id} is gone")
             else:
-                self._placement.without_prefill(attempt, info.ref)
+                self._placement.without_prefill(attempt, info.ref, self._clock())
         self._placement.worker_left(info)
-        self._pump()
 
-    def tick(self, now: float) -> None:
-        """Ends what has waited for too long."""
-        for key in self._admission.expired(now):
-            error = self._placement.refusal(now)
-            self._metrics.refused("queue_delay" if error.status == 429 else "no_worker")
-            self._fail(self._generations[key], error)
-        for generation in list(self._attempts.values()):
-            if generation.attempt is not None and now - generation.last_progress > STALL_S:
-                self._fail(generation, Unavailable(f"no worker made progress on this request for {STALL_S:g} s", 503))
-        self._pump()
-
-    def stop(self, reason: str) -> None:
-        """Fails everything that is left."""
-        for generation in list(self._generations.values()):
-            self._fail(generation, Unavailable(reason, 503, retry_after=5))
-
-    # ---- dispatching ----------------------------------------------------------------------------------------------
+    def _enqueue(self, generation: Generation, *, returning: bool = False) -> None:
+        self._admission.enqueue(generation.waiting(self._placement.num_missing(generation)), returning=returning)
 
     def _pump(self) -> None:
         """Dispatches from the head of the queue while there is credit."""
-        if self._is_pumping:
-            return
-        self._is_pumping = True
-        try:
-            while (key := self._admission.head) is not None:
-                generation = self._generations[key]
-                route = self._placement.choose(generation, self._clock())
-                if route is None and (misfit := self._placement.misfit(generation)) is not None:
-                    self._metrics.refused("no_worker")
-                    self._fail(generation, misfit)
-                    continue
-                if route is None:
-                    return
-                self._admission.dequeue(key)
-                if not self._dispatch(generation, route, has_credit=True):
-                    self._admission.enqueue(key, generation.queued_at, first=True)
-        finally:
-            self._is_pumping = False
+        now = self._clock()
+        while (entry := self._admission.head(now)) is not None:
+            generation = self._generations[entry.request_id]
+            route = self._placement.choose(generation, now)
+            if route is None and (misfit := self._placement.misfit(generation)) is not None:
+                self._metrics.refused("no_worker")
+                self._fail(generation, misfit)
+                continue
+            if route is None:
+                return
+            if self._is_too_late(generation, route, now):
+                self._refuse_late(generation, now, route.wait_s or 0.0)
+                continue
+            self._admission.dequeue(entry.request_id)
+            is_first = not generation.was_dispatched
+            if not self._dispatch(generation, route, has_credit=True):
+                self._admission.enqueue(entry, returning=True)
+            elif is_first:
+                self._metrics.queued(now - generation.queued_at, is_batch=entry.is_batch)
+                self._count_served(generation, entry.num_tokens)
+
+    def _is_too_late(self, generation: Generation, route: Route, now: float) -> bool:
+        """Would its first token miss the target for certain? One that was sent out before is not asked."""
+        if generation.urgency.is_batch or generation.was_dispatched or route.wait_s is None or route.ttft_s is None:
+            return False
+        return self._admission.is_too_late(now - generation.queued_at, route.wait_s, route.ttft_s - route.wait_s)
+
+    def _refuse_late(self, generation: Generation, now: float, wait_s: float = 0.0) -> None:
+        retry_after = max(self._admission.retry_after(now), math.ceil(wait_s))
+        self._metrics.refused("deadline")
+        self._fail(generation, Unavailable(self._admission.deadline_text(retry_after), 429, retry_after))
 
     def _dispatch_pinned(self, generation: Generation, pinned: tuple[NodeRef, NodeRef | None]) -> None:
         route = Route(pinned[0], pinned[1], len(generation.prompt.token_ids), 0)
@@ -231,14 +297,15 @@ class Dispatcher:
 
     def _dispatch(self, generation: Generation, route: Route, *, has_credit: bool) -> bool:
         """Sends it out. False: a worker could not be reached (it has been removed), all is undone."""
-        request_id = uuid.uuid4().hex
+        request_id, timeline = uuid.uuid4().hex, generation.timeline
         generation.attempt = Attempt(request_id, route, has_credit)
-        self._placement.take(generation, generation.attempt)
+        self._placement.take(generation, generation.attempt, self._clock())
         generation.last_progress = self._clock()
-        generation.timeline = generation.timeline.stamped(Station.DISPATCHED)
+        generation.timeline = timeline.stamped(Station.DISPATCHED)
         sent = route.prefill is None or self._send(route.prefill, generation.prefill_request(generation.attempt))
         if not (sent and self._send(route.decode, generation.generate_request(generation.attempt))):
             self._end_attempt(generation, "its other worker cannot be reached")
+            generation.timeline = timeline
             return False
         self._attempts[request_id] = generation
         generation.changed.set()
@@ -269,6 +336,19 @@ class Dispatcher:
         self._end(generation, str(error))
         generation.fail(error)
 
+    def _finish(self, generation: Generation, reason: FinishReason) -> None:
+        """It has its answer; what was cut off by its client counts as an answer of that length."""
+        if generation.output_token_ids and generation.pinned is None:
+            num_tokens, was_cut = len(generation.output_token_ids), reason is FinishReason.LENGTH
+            self._admission.credits.answered(num_tokens, was_cut=was_cut)
+        generation.finish(reason)
+
+    def _count_served(self, generation: Generation, num_tokens: int) -> None:
+        if generation.pinned is None:
+            urgency = generation.urgency
+            self._admission.served(urgency.key, num_tokens, is_batch=urgency.is_batch)
+            self._metrics.served(num_tokens, is_batch=urgency.is_batch)
+
     def _refused(self, generation: Generation, worker: NodeRef) -> None:
         """Its worker cannot take it now: back to the head of the queue, where it has waited since it came."""
         self._end_attempt(generation, "it was refused")
@@ -276,15 +356,14 @@ class Dispatcher:
             self._fail(generation, Unavailable(f"{worker.node_id} takes no requests now"))
             return
         self._placement.pause(worker, self._clock())
-        self._admission.enqueue(generation.key, generation.queued_at, first=True)
-        self._pump()
+        self._enqueue(generation, returning=True)
 
     def _retry(self, generation: Generation, reason: str) -> None:
         """Another attempt, from the tokens there are."""
         self._end_attempt(generation, reason)
         if (complete := generation.complete_reason) is not None:
             self._end(generation)
-            generation.finish(complete)
+            self._finish(generation, complete)
         elif generation.pinned is not None or generation.num_retries >= MAX_RETRIES:
             self._fail(generation, Unavailable(f"{reason}; gave up after {generation.num_retries + 1} attempts"))
         else:
@@ -292,4 +371,4 @@ class Dispatcher:
             self._metrics.retried()
             generation.num_retries += 1
             generation.queued_at = self._clock()
-            self._admission.enqueue(generation.key, generation.queued_at, first=True)
+            self._enqueue(generation, returning=True)

@@ -55,8 +55,10 @@ class Gateway:
         self.metrics = Metrics(lambda: list(self.membership.workers.values()))
         self.cluster = Cluster(channel, self.membership)
         index = PrefixIndexes()
-        self._admission = admission = Admission(config.max_queue, config.max_queue_delay_s)
-        self._placement = Placement(self.membership, index, admission, config.expected_prefill)
+        self._admission = admission = Admission(
+            config.max_queue, config.max_queue_delay_s, config.policy, config.ttft_target_s
+        )
+        self._placement = Placement(self.membership, index, admission, self.metrics, config.expected_prefill)
         self.dispatcher = Dispatcher(self.membership, self._placement, admission, self.metrics, self.cluster.send)
         self.probe = Probe(
             self.dispatcher,

@@ -5,10 +5,14 @@ from dataclasses import dataclass, field
 
 from ..core.errors import RequestError
 from ..core.messages import GenerateRequest, NodeRef, PrefillRequest, TokenChunk
-from ..core.request import FinishReason, Request
+from ..core.queueing import Waiting
+from ..core.request import FinishReason, Request, Urgency
 from ..core.timeline import Station, Timeline
+from .credits import Ask
 from .prompts import Prompt
 from .router import Route
+
+USUAL = Urgency()
 
 
 class Unavailable(RequestError):
@@ -45,6 +49,7 @@ class Generation:
     changed: asyncio.Event
     timeline: Timeline
     queued_at: float
+    urgency: Urgency = USUAL
     pinned: tuple[NodeRef, NodeRef | None] | None = None
     output_token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int | None = None
@@ -72,6 +77,17 @@ class Generation:
         return self.prompt.sampling.max_tokens - len(self.output_token_ids)
 
     @property
+    def ask(self) -> Ask:
+        """What it needs of a decode worker, as it stands."""
+        num_generated = len(self.output_token_ids)
+        num_tokens = len(self.prompt.token_ids) + num_generated
+        return Ask(num_tokens, num_generated, self.prompt.sampling.max_tokens, self.urgency.is_batch)
+
+    def waiting(self, num_missing: int) -> Waiting:
+        """Its entry in the queue. `num_missing`: tokens of its prompt that no cache has."""
+        return Waiting.of(self.key, self.urgency, self.queued_at, num_missing)
+
+    @property
     def complete_reason(self) -> FinishReason | None:
         """Why the tokens there are already make a whole answer, although nobody said so; None when they do not."""
         sampling = self.prompt.sampling
@@ -82,14 +98,14 @@ class Generation:
     def generate_request(self, attempt: Attempt) -> GenerateRequest:
         """What the decode worker is asked; after a death with the tokens that came before it."""
         prompt, output = self.prompt, list(self.output_token_ids)
-        request = Request(attempt.request_id, self.namespace, prompt.token_ids, prompt.sampling, output)
+        request = Request(attempt.request_id, self.namespace, prompt.token_ids, prompt.sampling, output, self.urgency)
         return GenerateRequest(request, attempt.route.prefill, attempt.route.num_returned_tokens)
 
     def prefill_request(self, attempt: Attempt) -> PrefillRequest:
         """What the prefill worker is asked."""
         route = attempt.route
         return PrefillRequest(
-            attempt.request_id, self.namespace, self.token_ids, route.decode, route.num_returned_tokens
+            attempt.request_id, self.namespace, self.token_ids, route.decode, route.num_returned_tokens, self.urgency
         )
 
     def started(self, chunk: TokenChunk) -> None:

@@ -205,7 +205,9 @@ class Handlers:
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         dispatcher = self._gateway.dispatcher
-        text = self._gateway.metrics.render(dispatcher.num_in_flight, dispatcher.num_queued)
+        text = self._gateway.metrics.render(
+            dispatcher.num_in_flight, dispatcher.num_queued, dispatcher.num_batch_queued
+        )
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 

@@ -1,0 +1,162 @@
+"""Credits: which decode workers can take one more request. Pure.
+
+A worker is given as many requests as it runs at a time (its cap may change) and a few more, whose prompts are computed
+while they wait for a place there; and no more than its pool holds at the worst moment that is to come (growth.py).
+
+Interactive requests look at each other only: what batch requests hold makes way for them, by preemption. Batch
+requests look at all, and leave 1/LEFT_FREE of places and blocks for whoever comes next.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ..core.errors import LocalProtocolError
+from ..core.messages import NodeRef
+from .growth import AnswerLengths, Peak
+
+LEFT_FREE = 8  # batch requests leave 1/8
+_AHEAD = 4  # 1/4 of a cap is sent ahead of its places
+_REVIEW_TOKENS = 32  # of progress, after which an answer's length is predicted anew
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """What a request needs: `num_tokens` of prompt and answer so far, of which `num_generated` are answer; at most
+    `max_tokens` of answer in all."""
+
+    num_tokens: int
+    num_generated: int
+    max_tokens: int
+    is_batch: bool = False
+
+
+@dataclass(slots=True)
+class _Held:
+    """One request in flight."""
+
+    worker: NodeRef
+    num_tokens: int
+    num_generated: int
+    max_tokens: int
+    is_batch: bool
+    length: int  # predicted, of the answer
+    review_at: int  # tokens of answer
+
+    @property
+    def needs(self) -> tuple[int, int]:
+        """Tokens now and to come."""
+        return self.num_tokens, self.length - self.num_generated
+
+
+@dataclass
+class _Credit:
+    """One worker. Peaks stay true while all answers grow alike, so they are found anew only now and then."""
+
+    block_size: int
+    num_blocks: int
+    max_running: int
+    cap: int | None = None
+    held: dict[str, _Held] = field(default_factory=dict)
+    num_batch: int = 0
+    _num_new_tokens: int = 0
+    _peaks: dict[bool, Peak] = field(default_factory=dict)  # with batch or without
+
+    @property
+    def _places(self) -> int:
+        if self.cap is None:
+            return self.max_running
+        return min(self.cap + -(-self.cap // _AHEAD), self.max_running)
+
+    def covers(self, ask: Ask, remaining: int) -> bool:
+        places, blocks, num_held = self._places, self.num_blocks, len(self.held)
+        if not ask.is_batch:
+            num_held -= self.num_batch
+        elif num_held:  # one alone may have all
+            places, blocks = (max(total - -(-total // LEFT_FREE), 1) for total in (places, blocks))
+        return num_held < places and self._peak(ask.is_batch).blocks_with(ask.num_tokens, remaining) <= blocks
+
+    def changed(self) -> None:
+        self._num_new_tokens = 0
+        self._peaks.clear()
+
+    def grown(self, num_tokens: int) -> None:
+        self._num_new_tokens += num_tokens
+        if self._num_new_tokens > _REVIEW_TOKENS * len(self.held):
+            self.changed()
+
+    def _peak(self, with_batch: bool) -> Peak:
+        if with_batch not in self._peaks:
+            needs = [held.needs for held in self.held.values() if with_batch or not held.is_batch]
+            self._peaks[with_batch] = Peak(needs, self.block_size)
+        return self._peaks[with_batch]
+
+
+class Credits:
+    """Of all workers. Requests are named by their ids."""
+
+    def __init__(self) -> None:
+        self._lengths = AnswerLengths()
+        self._credits: dict[NodeRef, _Credit] = {}
+        self._held: dict[str, _Held] = {}
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._held)
+
+    def add_worker(self, ref: NodeRef, *, block_size: int, num_blocks: int, max_running: int) -> None:
+        """`max_running`: requests that it ever takes at a time."""
+        self._credits[ref] = _Credit(block_size, num_blocks, max_running)
+
+    def remove_worker(self, ref: NodeRef) -> None:
+        """Its credit goes; the requests that held some must still be released."""
+        self._credits.pop(ref, None)
+
+    def set_cap(self, ref: NodeRef, cap: int | None) -> None:
+        """How many requests the worker runs at a time now; None: it does not say."""
+        if (credit := self._credits.get(ref)) is not None:
+            credit.cap = cap
+
+    def with_credit(self, ask: Ask) -> list[NodeRef]:
+        """Workers that can take it now."""
+        remaining = self._lengths.remaining(ask.num_generated, ask.max_tokens)
+        return [ref for ref, credit in self._credits.items() if credit.covers(ask, remaining)]
+
+    def take(self, request_id: str, ref: NodeRef, ask: Ask) -> None:
+        """Raises LocalProtocolError when the request holds credit already or the worker has none for it."""
+        credit = self._credits.get(ref)
+        remaining = self._lengths.remaining(ask.num_generated, ask.max_tokens)
+        if request_id in self._held or credit is None or not credit.covers(ask, remaining):
+            raise LocalProtocolError(f"no credit for request {request_id} on {ref.node_id}")
+        length = ask.num_generated + remaining
+        review_at = min(ask.num_generated + _REVIEW_TOKENS, length)
+        held = _Held(ref, ask.num_tokens, ask.num_generated, ask.max_tokens, ask.is_batch, length, review_at)
+        self._held[request_id] = credit.held[request_id] = held
+        credit.num_batch += ask.is_batch
+        credit.changed()
+
+    def generated(self, request_id: str, num_tokens: int) -> None:
+        """So many tokens of the answer have come; nothing happens when the request holds no credit."""
+        held = self._held.get(request_id)
+        if held is None:
+            return
+        held.num_tokens += num_tokens
+        held.num_generated += num_tokens
+        if held.num_generated >= held.review_at:
+            held.length = held.num_generated + self._lengths.remaining(held.num_generated, held.max_tokens)
+            held.review_at = min(held.num_generated + _REVIEW_TOKENS, held.length)
+        if (credit := self._credits.get(held.worker)) is not None:
+            credit.grown(num_tokens)
+
+    def release(self, request_id: str) -> None:
+        """Raises LocalProtocolError when the request holds no credit: it is given back exactly once."""
+        held = self._held.pop(request_id, None)
+        if held is None:
+            raise LocalProtocolError(f"request {request_id} holds no credit to give back")
+        credit = self._credits.get(held.worker)
+        if credit is not None and credit.held.pop(request_id, None) is not None:
+            credit.num_batch -= held.is_batch
+            credit.changed()
+
+    def answered(self, num_tokens: int, *, was_cut: bool) -> None:
+        """An answer has ended with so many tokens; `was_cut`: by its max_tokens."""
+        self._lengths.learn(num_tokens, was_cut=was_cut)
