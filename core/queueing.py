@@ -15,11 +15,13 @@ caller says that there is slack. *Returning* requests (preempted, or their worke
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 import msgspec
 
 from .errors import LocalProtocolError
 from .fair_share import FairShare, LowestKey
+from .request import Urgency
 
 AGEING_TOKENS_PER_S = 1000.0
 
@@ -49,6 +51,17 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
     key: str = ""
     priority: int = 0
     is_batch: bool = False
+
+    @classmethod
+    def of(cls, request_id: str, urgency: Urgency, arrived_at: float, num_tokens: int) -> "Waiting":
+        return cls(request_id, arrived_at, num_tokens, urgency.key, urgency.priority, urgency.is_batch)
+
+
+class Rank(NamedTuple):
+    """How urgent one is beside others, the lowest first: batch comes after everything interactive."""
+
+    is_batch: bool
+    level: int  # the class that it counts as, with what ageing has done for it
 
 
 class WaitingQueue:
@@ -124,6 +137,11 @@ class WaitingQueue:
         for entry in found:
             self.remove(entry.request_id)
         return found
+
+    def rank(self, request_id: str) -> Rank:
+        """Of one who waits, as of the last `peek`. Raises KeyError when it does not wait."""
+        place = self._places[request_id]
+        return Rank(place.entry.is_batch, place.level)
 
     def served(self, key: str, num_tokens: int, *, is_batch: bool = False) -> None:
         """Tokens that a key has got: of a prompt when it is popped, of an answer when they are there."""

@@ -8,7 +8,7 @@
       |                              | failure (peer died, lease, abort, checksum): what is missing is computed here
       |-- none named ------------> COMPUTING   prompt chunks share the forward passes with everybody's decodes
       v
-    RUNNING     one token a step; the pool used up: the last one in goes back to WAITING, its KV stays as cache
+    RUNNING     one token a step; the pool used up: the least urgent goes back to WAITING, its KV stays as cache
       | stop token, max_tokens, abort
     FINISHED    prompt and output stay behind in the radix tree; everything else is given back
 
@@ -22,7 +22,8 @@ from collections import deque
 import torch
 
 from ..core.lifecycle import Event, Phase
-from ..core.messages import AbortRequest, GenerateRequest, KVAbort, KVCommit, NodeRef, RequestFailed
+from ..core.messages import AbortRequest, GenerateRequest, NodeRef, RequestFailed
+from ..core.queueing import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step_cost import StepShape
@@ -33,10 +34,10 @@ from ..radix_cache.block_pool import BlockState
 from ..transfer.channels import Incoming
 from ..transfer.link import HandedOver, LinkEvent, ReceiveFailed
 from ..worker.membership import Membership
-from ..worker.prefix_return import prefix_return_id
 from ..worker.tuning_report import report_tuning
 from ..worker.workbench import Workbench
 from .entry import DecodeEntry
+from .handover import Handovers
 from .launched_step import LaunchedStep
 from .pacing import DecodePacing
 from .scheduler import DecodePlan, DecodeScheduler
@@ -49,10 +50,10 @@ class DecodeRole:
         self._bench = bench
         self._membership = membership
         self._scheduler = DecodeScheduler(bench.config.decode)
+        self._handovers = Handovers(bench)
         pool_tokens = bench.info.num_blocks * bench.info.block_size
         self._pacing = DecodePacing(bench.config.decode, self._scheduler, pool_tokens)
         self._entries: dict[str, DecodeEntry] = {}
-        self._arrived: list[tuple[DecodeEntry, KVCommit]] = []  # handed over, first token not yet sampled
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._free_slots = list(range(bench.config.decode.max_running))  # of the device's newest tokens
         self._has_newcomer = False  # a request came that `_admit` has not seen
@@ -90,14 +91,14 @@ class DecodeRole:
         Nor does the host for the device, or a hand-over would move one ring of pieces a step. Where the device is this
         processor (`overlaps` is false) a step is over once it is launched, and collected at once.
         """
-        self._launch_arrived()
+        self._launch_first_tokens()
         self._collect_done()
         is_ahead = sum(bool(step.chunks) for step in self._in_flight) > 1
         if self._has_newcomer or not is_ahead:
             self._admit(now)
         if is_ahead:
             return True
-        self._make_room()
+        self._make_room(now)
         report_tuning(self._pacing.update(now, self._bench.steps.cost), self._bench.channels)
         plan = self._scheduler.plan(self._find_room)
         if plan.chunks:
@@ -107,14 +108,13 @@ class DecodeRole:
             self._collect_all()
         return worked
 
-    def _launch_arrived(self) -> None:
+    def _launch_first_tokens(self) -> None:
         """The first token of every request whose hand-over is complete: no forward pass, only lm_head and sampling."""
-        arrived, self._arrived = self._arrived, []
-        arrived = [(entry, commit) for entry, commit in arrived if self._is_live(entry)]
-        if not arrived:
+        committed = [(entry, c) for entry, c in self._handovers.take_committed() if self._is_live(entry)]
+        if not committed:
             return
-        entries = [entry for entry, _ in arrived]
-        hidden = torch.stack([torch.frombuffer(bytearray(c.hidden), dtype=torch.float32) for _, c in arrived])
+        entries = [entry for entry, _ in committed]
+        hidden = torch.stack([torch.frombuffer(bytearray(c.hidden), dtype=torch.float32) for _, c in committed])
         number = self._bench.blocks.step_launched()
         self._bench.steps.launched(number, StepShape())
         tokens = self._sample(entries, hidden)
@@ -193,7 +193,7 @@ class DecodeRole:
     def _admit(self, now: float) -> None:
         """Let requests join while there is a place and there are blocks for them."""
         self._has_newcomer = False
-        while (sequence := self._scheduler.next_waiting()) is not None:
+        while (sequence := self._scheduler.next_waiting(now)) is not None:
             entry = self._entries[sequence.request_id]
             is_remote = self._membership.knows(entry.prefill)
             if not is_remote and self._is_being_computed(sequence):
@@ -205,54 +205,33 @@ class DecodeRole:
             self._scheduler.admit(sequence)
             entry.feedback_slot = self._free_slots.pop()
             if is_remote:
-                self._receive(entry, now)
+                self._handovers.open(entry, now)
             else:
                 sequence.on(Event.ADMITTED)
                 entry.count_cached(sequence.num_computed_tokens)
 
     def _is_being_computed(self, sequence: Sequence) -> bool:
-        return self._bench.blocks.is_being_computed(sequence, (e.sequence for e in self._entries.values()))
+        """By another one that does not yield to it."""
+        others = (e.sequence for e in self._entries.values() if not self._scheduler.yields(e.sequence, sequence))
+        return self._bench.blocks.is_being_computed(sequence, others)
 
-    def _receive(self, entry: DecodeEntry, now: float) -> None:
-        sequence = entry.sequence
-        sequence.on(Event.GRANTED)
-        assert entry.prefill is not None
-        if entry.num_returned_tokens:
-            self._return_prefix(entry, entry.prefill, now)
-        self._bench.link.open_receiver(
-            sequence.request_id,
-            entry.prefill,
-            sequence.block_table,
-            sequence.num_computed_tokens,
-            sequence.num_tokens,
-            now,
-        )
-
-    def _return_prefix(self, entry: DecodeEntry, prefill: NodeRef, now: float) -> None:
-        """Hand over what is cached here and was promised; where it is gone by now, prefill computes it after all."""
-        sequence, return_id = entry.sequence, prefix_return_id(entry.sequence.request_id)
-        num_tokens = entry.num_returned_tokens
-        if sequence.num_computed_tokens < num_tokens:
-            self._bench.tell(prefill, KVAbort(return_id, "the prefix is no longer cached"))
-            return
-        self._bench.link.open_sender(return_id, prefill, sequence.block_table, num_tokens, now)
-        self._bench.link.computed(return_id, num_tokens, now)
-        self._bench.link.finish(return_id, b"", num_tokens, Timeline(), now)
-
-    def _stop_returning(self, entry: DecodeEntry, reason: str) -> None:
-        """Prefill may never have wanted the prefix: it may have cached it meanwhile. Nothing reads the blocks now."""
-        if entry.num_returned_tokens:
-            self._bench.link.abort(prefix_return_id(entry.request.request_id), reason)
-
-    def _make_room(self) -> None:
+    def _make_room(self, now: float) -> None:
+        """Preempt those whose blocks others need more: when nothing is in flight, so the blocks are free at once."""
         if self._scheduler.num_missing_blocks(self._missing_blocks) > self._num_available_blocks():
-            self._collect_all()  # it may free blocks, and only who is not in flight can be preempted
+            self._collect_all()  # it may free blocks too
             self._scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
+        if self._scheduler.is_behind_batch(now, self._lacking_blocks):
+            self._collect_all()
+            self._scheduler.make_way(now, self._lacking_blocks, self._preempt)
+            self._admit(now)
 
     def _missing_blocks(self, sequence: Sequence) -> int:
         if self._entries[sequence.request_id].has_all_tokens:
             return 0
         return self._bench.blocks.missing_blocks(sequence, sequence.num_tokens)
+
+    def _lacking_blocks(self, sequence: Sequence) -> int:
+        return self._bench.blocks.lacking_blocks(sequence, sequence.num_tokens + 1, self._scheduler.num_running)
 
     def _num_available_blocks(self) -> int:
         return self._bench.cache.num_available
@@ -287,11 +266,11 @@ class DecodeRole:
     def handle(self, incoming: Incoming, now: float) -> None:
         match incoming.body:
             case GenerateRequest() as message:
-                self._accept(message, incoming.sender)
+                self._accept(message, incoming.sender, now)
             case AbortRequest(request_id=request_id, reason=reason) if request_id in self._entries:
                 self._abort(request_id, reason)
 
-    def _accept(self, message: GenerateRequest, gateway: NodeRef) -> None:
+    def _accept(self, message: GenerateRequest, gateway: NodeRef, now: float) -> None:
         request = message.request
         if refusal := self._why_not(request):
             self._bench.tell(gateway, RequestFailed(request.request_id, *refusal))
@@ -303,7 +282,8 @@ class DecodeRole:
         self._entries[request.request_id] = DecodeEntry(
             request, sequence, gateway, message.prefill, timeline, num_returned
         )
-        self._scheduler.add(sequence)
+        num_uncached = self._bench.blocks.num_uncached_tokens(sequence)
+        self._scheduler.add(sequence, Waiting.of(request.request_id, request.urgency, now, num_uncached))
         self._has_newcomer = True
 
     def _why_not(self, request: Request) -> tuple[str, bool] | None:
@@ -322,38 +302,9 @@ class DecodeRole:
     def on_link_event(self, event: LinkEvent, now: float) -> None:
         match event:
             case HandedOver(request_id=request_id, commit=commit, timeline=timeline) if request_id in self._entries:
-                self._handed_over(self._entries[request_id], commit, timeline)
+                self._handovers.commit(self._entries[request_id], commit, timeline)
             case ReceiveFailed(request_id=r, reason=reason, contiguous_tokens=n) if r in self._entries:
-                self._handover_failed(self._entries[r], reason, n)
-
-    def _handed_over(self, entry: DecodeEntry, commit: KVCommit, timeline: Timeline) -> None:
-        sequence = entry.sequence
-        if len(commit.hidden) != 4 * self._bench.engine.model_config.hidden_size:
-            self._handover_failed(entry, f"a hidden state of {len(commit.hidden)} bytes", sequence.num_tokens)
-            return
-        sequence.on(Event.KV_COMMITTED)
-        self._stop_returning(entry, "the hand-over is complete")
-        self._bench.blocks.settle(sequence)
-        sequence.num_computed_tokens = sequence.num_tokens
-        self._bench.blocks.publish(sequence)
-        entry.count_cached(commit.num_cached_tokens)
-        entry.timeline = entry.timeline.merged(timeline)
-        entry.stamp_once(Station.HANDED_OVER)
-        self._arrived.append((entry, commit))
-
-    def _handover_failed(self, entry: DecodeEntry, reason: str, contiguous_tokens: int) -> None:
-        """Compute here what did not arrive; what did arrive was checked piece by piece and stays."""
-        sequence = entry.sequence
-        logger.debug("hand-over of %s failed (%s); computing the rest here", sequence.request_id, reason)
-        self._bench.counters["num_handover_failures"] += 1
-        sequence.on(Event.KV_FAILED)
-        self._stop_returning(entry, "the hand-over has failed")
-        self._bench.blocks.settle(sequence)
-        sequence.num_computed_tokens = min(
-            max(sequence.num_computed_tokens, contiguous_tokens), sequence.num_tokens - 1
-        )
-        entry.count_cached(0)  # the failed worker cannot tell any more what it had
-        entry.timeline = entry.timeline.stamped(Station.PREFILL_ARRIVED)
+                self._handovers.fail(self._entries[r], reason, n)
 
     def gateway_lost(self, gateway: NodeRef) -> None:
         for request_id in [r for r, entry in self._entries.items() if entry.gateway == gateway]:
@@ -365,15 +316,14 @@ class DecodeRole:
         self._draining = True
 
     def _abort(self, request_id: str, reason: str) -> None:
-        if self._entries[request_id].sequence.phase is Phase.RECEIVING:
-            self._bench.link.abort(request_id, reason)
+        self._handovers.abort(self._entries[request_id], reason)
         self._end(request_id)
 
     def _end(self, request_id: str) -> None:
         """Leave for FINISHED: free what the lifecycle row says this request owns here."""
         entry = self._entries.pop(request_id)
         self._scheduler.remove(entry.sequence)
-        self._stop_returning(entry, "the request has ended")
+        self._handovers.close(entry)
         self._bench.blocks.release(entry.sequence)
         self._free_slot(entry)
         entry.sequence.on(Event.ENDED)

@@ -1,14 +1,16 @@
 """DecodeScheduler: continuous batching. Who joins, who advances by how many tokens, who makes room. Lengths only."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from ..core.config import SchedulerConfig
 from ..core.lifecycle import Phase
+from ..core.queueing import Rank, Waiting, WaitingQueue
 from ..core.sequence import Sequence
 from ..core.step_cost import StepShape, chunk_products
-from ..engine.chunk_planning import plan_chunks
+from ..worker.urgency import share_budget
 
 MIN_PROMPT_SHARE = 4  # prompts get at least 1/4 of the token budget
 
@@ -42,13 +44,24 @@ class DecodePlan:
         )
 
 
+@dataclass
+class _Member:
+    """One of the running ones beside its sequence. The numbers are of plans."""
+
+    entry: Waiting
+    rank: Rank
+    asked_at: int = 0  # when it was last asked for room
+    ask_at: int = 0  # before which it is asked next; 0: it has not decoded yet
+
+
 class DecodeScheduler:
-    """Requests wait in order of arrival, join the batch when their blocks are there, and leave when they end.
+    """Requests wait in the order of the policy, join the batch when their blocks are there, and leave when they end.
 
     The batch mixes one-token decodes with chunks of prompts that are computed here, under one token budget; decodes
     come first, so a long prompt lengthens a step by at most the budget; prompts never get less than a share of it.
-    When the pool is used up, the sequence that joined last goes back to the head of the queue: the oldest always
-    moves, so the batch cannot stand still.
+    When the pool is used up, the least urgent, and of those the one that joined last, goes back to the head of its
+    queue: the oldest of the most urgent always moves, so the batch cannot stand still. Batch requests make way as
+    well when an interactive one finds no place or no blocks; they come back when none waits.
 
     A step costs the work that changed: a decode is looked at when its room may be used up, not at each step. Every
     plan that has chunks must be launched, which makes each of its decodes one token longer.
@@ -58,12 +71,14 @@ class DecodeScheduler:
         self._config = config
         self.max_running = config.max_running  # may be changed between plans, as may the prompt budget
         self.prompt_budget: int | None = None  # prompt tokens of a step; None: what decodes leave of the token budget
-        self._waiting: deque[Sequence] = deque()
+        self._queue = WaitingQueue(config.policy)
+        self._waiting: dict[str, Sequence] = {}
         self._running: dict[str, Sequence] = {}  # in order of joining; RECEIVING, COMPUTING and RUNNING ones
+        self._members: dict[str, _Member] = {}  # of those
+        self._num_batch = 0  # of those
         self._joining: dict[str, Sequence] = {}  # those of them that have not decoded yet
         self._num_plans = 0
-        self._ask_at: dict[str, int] = {}  # decoding request |-> number of the plan before which it is asked for room
-        self._to_ask: dict[int, list[Sequence]] = {}  # the same, by plan; who has left since is skipped
+        self._to_ask: dict[int, list[Sequence]] = {}  # by the plan before which it is asked; who left since is skipped
         self._with_room: set[str] = set()  # requests that decode in the next plan unless something changes
         self._decodes: list[tuple[Sequence, int]] | None = []  # None: to be made anew
         self.num_preemptions = 0
@@ -80,32 +95,61 @@ class DecodeScheduler:
     def num_waiting_tokens(self) -> int:
         """Prompt tokens accepted and not yet computed here (those being handed over are another worker's work)."""
         computing = (s.num_uncomputed_tokens for s in self._joining.values() if s.phase is Phase.COMPUTING)
-        return sum(s.num_tokens for s in self._waiting) + sum(computing)
+        return sum(s.num_tokens for s in self._waiting.values()) + sum(computing)
 
     @property
     def is_full(self) -> bool:
         return len(self._waiting) >= self._config.max_waiting
 
-    def add(self, sequence: Sequence) -> None:
-        self._waiting.append(sequence)
+    # ---- who joins, who leaves -----------------------------------------------------------------------------------
 
-    def next_waiting(self) -> Sequence | None:
+    def add(self, sequence: Sequence, entry: Waiting) -> None:
+        self._queue.push(entry)
+        self._waiting[sequence.request_id] = sequence
+
+    def next_waiting(self, now: float) -> Sequence | None:
         """The request whose blocks should be found next, if another one may join."""
-        if not self._waiting or len(self._running) >= self.max_running:
+        if len(self._running) >= self.max_running:
             return None
-        return self._waiting[0]
+        entry = self._queue.peek(now)
+        return None if entry is None else self._waiting[entry.request_id]
+
+    def yields(self, sequence: Sequence, to: Sequence) -> bool:
+        """Is it less urgent than `to`, which waits, and so computed after the likes of it? No when it does not run."""
+        member = self._members.get(sequence.request_id)
+        return member is not None and member.rank > self._queue.rank(to.request_id)
 
     def admit(self, sequence: Sequence) -> None:
-        assert self._waiting[0] is sequence
-        self._waiting.popleft()
-        self._running[sequence.request_id] = self._joining[sequence.request_id] = sequence
+        """It has its blocks. Raises KeyError when it does not wait."""
+        request_id = sequence.request_id
+        rank, entry = self._queue.rank(request_id), self._queue.remove(request_id)
+        assert entry is not None
+        del self._waiting[request_id]
+        self._running[request_id] = self._joining[request_id] = sequence
+        self._members[request_id] = _Member(entry, rank)
+        self._num_batch += entry.is_batch
+        self._queue.served(entry.key, entry.num_tokens, is_batch=entry.is_batch)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a request in any phase."""
         if sequence.request_id in self._running:
             self._leave(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
+        elif self._waiting.pop(sequence.request_id, None) is not None:
+            self._queue.remove(sequence.request_id)
+
+    def _leave(self, sequence: Sequence) -> _Member:
+        request_id = sequence.request_id
+        member = self._members.pop(request_id)
+        del self._running[request_id]
+        self._num_batch -= member.entry.is_batch
+        self._joining.pop(request_id, None)
+        if request_id in self._with_room:
+            self._serve(member, self._num_plans + 1)
+            self._with_room.remove(request_id)
+            self._decodes = None
+        return member
+
+    # ---- who makes room ------------------------------------------------------------------------------------------
 
     def num_missing_blocks(self, missing_blocks: Callable[[Sequence], int]) -> int:
         """How many blocks the decodes of the next step need that they do not have."""
@@ -117,20 +161,59 @@ class DecodeScheduler:
         num_available_blocks: Callable[[], int],
         preempt: Callable[[Sequence], None],
     ) -> None:
-        """Preempt the sequences that joined last until all decodes of the next step have a block to write to.
+        """Preempt the least urgent until all decodes of the next step have a block to write to.
 
         A hand-over in progress cannot be preempted; it ends by itself (commit, abort or lease). Nothing may be in
         flight: the blocks are free at once.
         """
         while self.num_missing_blocks(missing_blocks) > num_available_blocks():
-            victims = [s for s in self._running.values() if s.phase in (Phase.RUNNING, Phase.COMPUTING)]
-            if len(victims) < 2:
+            candidates = self._preemptible()
+            if len(candidates) < 2:
                 return
-            victim = victims[-1]
-            self._leave(victim)
-            preempt(victim)
-            self._waiting.appendleft(victim)
-            self.num_preemptions += 1
+            candidates.reverse()  # of equals the first is taken: who joined last
+            self._preempt(max(candidates, key=lambda s: self._members[s.request_id].rank), preempt)
+
+    def is_behind_batch(self, now: float, lacking_blocks: Callable[[Sequence], int]) -> bool:
+        """Does an interactive request wait for a place or for blocks that batch requests would leave to it?
+
+        `lacking_blocks` says how many more must be available for a request to join.
+        """
+        if self._num_batch == 0 or (entry := self._queue.peek(now, with_batch=False)) is None:
+            return False
+        batch = self._preemptible_batch()
+        if len(self._running) - len(batch) >= self.max_running:
+            return False
+        num_lacking = lacking_blocks(self._waiting[entry.request_id])
+        if num_lacking == 0 and len(self._running) < self.max_running:
+            return False
+        return num_lacking <= len({block_id for s in batch for block_id in s.block_table})
+
+    def make_way(
+        self, now: float, lacking_blocks: Callable[[Sequence], int], preempt: Callable[[Sequence], None]
+    ) -> None:
+        """Preempt batch requests, the last to join first, until the interactive one can join that is next.
+
+        None of them is preempted in vain time after time: they join again when no interactive request waits. Nothing
+        may be in flight.
+        """
+        while self.is_behind_batch(now, lacking_blocks):
+            self._preempt(self._preemptible_batch()[-1], preempt)
+
+    def _preemptible(self) -> list[Sequence]:
+        return [s for s in self._running.values() if s.phase in (Phase.RUNNING, Phase.COMPUTING)]
+
+    def _preemptible_batch(self) -> list[Sequence]:
+        return [s for s in self._preemptible() if self._members[s.request_id].rank.is_batch]
+
+    def _preempt(self, victim: Sequence, preempt: Callable[[Sequence], None]) -> None:
+        """Back to the queue. Its prompt is not served a second time: that it is computed again is not its fault."""
+        entry = msgspec.structs.replace(self._leave(victim).entry, num_tokens=0)
+        preempt(victim)
+        self._queue.push(entry, returning=True)
+        self._waiting[victim.request_id] = victim
+        self.num_preemptions += 1
+
+    # ---- who advances --------------------------------------------------------------------------------------------
 
     def plan(self, room: Callable[[Sequence], int]) -> DecodePlan:
         """The next forward pass. `room` finds a sequence room for its next token, and says for how many tokens from
@@ -151,8 +234,12 @@ class DecodeScheduler:
             return []
         # However many decode, prompts get a share: a steady batch must not starve those who wait to join it.
         left = max(self._config.token_budget - num_decodes, self._config.token_budget // MIN_PROMPT_SHARE, 1)
-        budget = left if self.prompt_budget is None else self.prompt_budget
-        counts = plan_chunks([s.num_uncomputed_tokens for s in computing], budget, self._config.chunk_size)
+        counts = share_budget(
+            [s.num_uncomputed_tokens for s in computing],
+            [self._members[s.request_id].rank for s in computing],
+            left if self.prompt_budget is None else self.prompt_budget,
+            self._config.chunk_size,
+        )
         return [(s, n) for s, n in zip(computing, counts, strict=True) if n]
 
     def _due(self) -> list[Sequence]:
@@ -163,26 +250,24 @@ class DecodeScheduler:
         due = [
             s
             for s in self._to_ask.get(number, ())
-            if self._ask_at.get(s.request_id) == number and self._running.get(s.request_id) is s
+            if self._running.get(s.request_id) is s and self._members[s.request_id].ask_at == number
         ]
         return due + [s for s in self._joining.values() if s.phase is Phase.RUNNING or s.num_pending_tokens]
 
     def _ask(self, sequence: Sequence, room: Callable[[Sequence], int]) -> None:
         request_id = sequence.request_id
+        member = self._members[request_id]
+        if request_id in self._with_room:
+            self._serve(member, self._num_plans)
         num_tokens = room(sequence)
-        ask_at = self._num_plans + max(num_tokens, 1)
+        member.asked_at, member.ask_at = self._num_plans, self._num_plans + max(num_tokens, 1)
         self._joining.pop(request_id, None)
-        self._ask_at[request_id] = ask_at
-        self._to_ask.setdefault(ask_at, []).append(sequence)
+        self._to_ask.setdefault(member.ask_at, []).append(sequence)
         if (num_tokens > 0) is not (request_id in self._with_room):
             self._with_room ^= {request_id}
             self._decodes = None
 
-    def _leave(self, sequence: Sequence) -> None:
-        request_id = sequence.request_id
-        del self._running[request_id]
-        self._joining.pop(request_id, None)
-        self._ask_at.pop(request_id, None)
-        if request_id in self._with_room:
-            self._with_room.remove(request_id)
-            self._decodes = None
+    def _serve(self, member: _Member, plan: int) -> None:
+        """It has decoded in each plan from the one it was asked at up to `plan`, which is not included."""
+        entry = member.entry
+        self._queue.served(entry.key, plan - member.asked_at, is_batch=entry.is_batch)

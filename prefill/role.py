@@ -23,6 +23,7 @@ import numpy as np
 
 from ..core.lifecycle import Event
 from ..core.messages import AbortRequest, KVAbort, NodeRef, PrefillRequest
+from ..core.queueing import Waiting
 from ..core.sequence import Sequence
 from ..core.step_cost import StepShape, chunk_products
 from ..core.timeline import Station, Timeline
@@ -144,10 +145,10 @@ class PrefillRole:
 
     def _admit(self, now: float) -> None:
         """Let prompts start while there are blocks for them."""
-        while (request_id := self._scheduler.next_waiting()) is not None:
+        while (request_id := self._scheduler.next_waiting(now)) is not None:
             entry = self._entries[request_id]
             sequence = entry.sequence
-            if self._bench.blocks.is_being_computed(sequence, (e.sequence for e in self._entries.values())):
+            if self._is_being_computed(sequence):
                 return
             if not self._bench.blocks.acquire(sequence, sequence.num_tokens, BlockState.RESERVED):
                 return
@@ -166,6 +167,12 @@ class PrefillRole:
             else:
                 sequence.on(Event.ADMITTED)
                 self._compute(entry, sequence.num_computed_tokens, now)
+
+    def _is_being_computed(self, sequence: Sequence) -> bool:
+        """By another one that is not paused for the likes of it."""
+        request_id = sequence.request_id
+        others = (e.sequence for r, e in self._entries.items() if not self._scheduler.yields(r, request_id))
+        return self._bench.blocks.is_being_computed(sequence, others)
 
     def _compute(self, entry: PrefillEntry, num_present_tokens: int, now: float) -> None:
         """The KV of the first tokens is there, from whichever cache: the rest is computed from the next step on."""
@@ -197,7 +204,8 @@ class PrefillRole:
         timeline = Timeline().stamped(Station.PREFILL_ARRIVED)
         num_returned = min(request.num_returned_tokens, sequence.num_tokens - 1)
         self._entries[request.request_id] = PrefillEntry(sequence, gateway, request.decode, timeline, num_returned, now)
-        self._scheduler.add(request.request_id, sequence.num_tokens)
+        num_uncached = self._bench.blocks.num_uncached_tokens(sequence)
+        self._scheduler.add(Waiting.of(request.request_id, request.urgency, now, num_uncached))
         # Open from the start, so that the decode worker gets signs of life while the prompt waits.
         self._bench.link.open_sender(request.request_id, request.decode, sequence.block_table, sequence.num_tokens, now)
 

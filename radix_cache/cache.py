@@ -78,6 +78,12 @@ class RadixCache:
         node, block_ids = self.tree.walk(namespace, key.data, num_tokens // self.block_size)
         return self._lock(namespace, node, block_ids)
 
+    def num_cached_tokens(self, namespace: str, token_ids: TokenKey | Sequence[int], limit: int | None = None) -> int:
+        """The length of what `match` would find, without a lock and without a trace: it may be gone at once."""
+        key = TokenKey.of(token_ids)
+        num_tokens = key.num_tokens if limit is None else min(limit, key.num_tokens)
+        return self.block_size * self.tree.num_cached_blocks(namespace, key.data, num_tokens // self.block_size)
+
     def release(self, handle: PrefixHandle) -> None:
         """Unlocks. Raises LocalProtocolError if `handle` was released before or is not of this cache."""
         if handle not in self.handles:

@@ -94,6 +94,19 @@ class RadixTree:
             node = child
         return (None if node is root else node), block_ids
 
+    def num_cached_blocks(self, namespace: str, data: bytes, num_blocks: int) -> int:
+        """How many blocks `walk` would find. Nothing is split, nor marked as used."""
+        node = self.roots.get(namespace)
+        offset, end = 0, num_blocks * self.block_bytes
+        while node is not None and offset < end:
+            child = node.children.get(data[offset : offset + self.block_bytes])
+            if child is None:
+                break
+            shared = self._shared_bytes(child.data, data, offset, end)
+            offset += shared
+            node = child if shared == len(child.data) else None
+        return offset // self.block_bytes
+
     def attach(self, namespace: str, parent: RadixNode | None, data: bytes, block_ids: list[int]) -> RadixNode:
         """A new leaf below `parent` (None: below the root). The caller has walked: no child starts like it.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ..core.config import SchedulerConfig
 from ..core.lifecycle import Event, Phase
 from ..core.messages import AbortRequest, GenerateRequest, KVAbort, Message, NodeRef, RequestFailed, TokenChunk
+from ..core.queueing import Waiting
 from ..core.request import FinishReason
 from ..core.sequence import Sequence
 from ..core.step_cost import StepShape, chunk_products
@@ -94,6 +95,10 @@ class SimDecodeRole:
         if self._lacks_blocks():
             yield from self._collect_all()  # it may free blocks, and only who is not in flight can be preempted
             self.scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
+        if self.scheduler.is_behind_batch(self._bench.clock.now, self._lacking_blocks):
+            yield from self._collect_all()
+            self.scheduler.make_way(self._bench.clock.now, self._lacking_blocks, self._preempt)
+            self._admit()
         self._bench.tuned += self._pacing.update(self._bench.clock.now, self._bench.steps.cost)
         plan = self.scheduler.plan(self._find_room)
         if plan.decodes or plan.prompts:
@@ -188,12 +193,10 @@ class SimDecodeRole:
 
     def _admit(self) -> None:
         self._has_newcomer = False
-        while (sequence := self.scheduler.next_waiting()) is not None:
+        while (sequence := self.scheduler.next_waiting(self._bench.clock.now)) is not None:
             entry = self._entries[sequence.request_id]
             is_remote = self._bench.network.knows(entry.prefill)
-            if not is_remote and self._bench.blocks.is_being_computed(
-                sequence, (e.sequence for e in self._entries.values())
-            ):
+            if not is_remote and self._is_being_computed(sequence):
                 return
             state = BlockState.RESERVED if is_remote else BlockState.PRIVATE
             if not self._bench.blocks.acquire(sequence, sequence.num_tokens + 1, state, self.scheduler.num_running):
@@ -204,6 +207,10 @@ class SimDecodeRole:
             else:
                 sequence.on(Event.ADMITTED)
                 self._count_cached(entry, sequence.num_computed_tokens)
+
+    def _is_being_computed(self, sequence: Sequence) -> bool:
+        others = (e.sequence for e in self._entries.values() if not self.scheduler.yields(e.sequence, sequence))
+        return self._bench.blocks.is_being_computed(sequence, others)
 
     def _receive(self, entry: BatchEntry) -> None:
         sequence, request_id = entry.sequence, entry.sequence.request_id
@@ -236,6 +243,9 @@ class SimDecodeRole:
     def _missing_blocks(self, sequence: Sequence) -> int:
         num_tokens, num_left = self._lengths(sequence)
         return self._bench.blocks.missing_blocks(sequence, num_tokens) if num_left > 0 else 0
+
+    def _lacking_blocks(self, sequence: Sequence) -> int:
+        return self._bench.blocks.lacking_blocks(sequence, sequence.num_tokens + 1, self.scheduler.num_running)
 
     def _num_available_blocks(self) -> int:
         return self._bench.blocks.cache.num_available
@@ -293,7 +303,9 @@ class SimDecodeRole:
             len(request.output_token_ids),
             self._bench.clock.now,
         )
-        self.scheduler.add(sequence)
+        num_uncached = self._bench.blocks.num_uncached_tokens(sequence)
+        now = self._bench.clock.now
+        self.scheduler.add(sequence, Waiting.of(request.request_id, request.urgency, now, num_uncached))
         self._has_newcomer = True
 
     def _handed_over(self, entry: BatchEntry, handover: Handover) -> None:

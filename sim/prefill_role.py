@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..core.config import SchedulerConfig
 from ..core.lifecycle import Event, Phase
 from ..core.messages import AbortRequest, KVAbort, Message, NodeRef, PrefillRequest
+from ..core.queueing import Waiting
 from ..core.sequence import Sequence
 from ..core.step_cost import StepShape, chunk_products
 from ..prefill.pacing import PrefillPacing
@@ -113,10 +114,11 @@ class SimPrefillRole:
             self._bench.network.handover(sequence.request_id).computed(sequence.num_computed_tokens, step.work.began)
 
     def _admit(self) -> None:
-        while (request_id := self.scheduler.next_waiting()) is not None:
+        while (request_id := self.scheduler.next_waiting(self._bench.clock.now)) is not None:
             entry = self._entries[request_id]
             sequence = entry.sequence
-            if self._bench.blocks.is_being_computed(sequence, (e.sequence for e in self._entries.values())):
+            others = (e.sequence for r, e in self._entries.items() if not self.scheduler.yields(r, request_id))
+            if self._bench.blocks.is_being_computed(sequence, others):
                 return
             if not self._bench.blocks.acquire(sequence, sequence.num_tokens, BlockState.RESERVED):
                 return
@@ -164,7 +166,9 @@ class SimPrefillRole:
         sequence = Sequence(request.request_id, request.namespace, request.token_ids, len(request.token_ids))
         num_returned = min(request.num_returned_tokens, sequence.num_tokens - 1)
         self._entries[request.request_id] = _Entry(sequence, request.decode, num_returned, self._bench.clock.now)
-        self.scheduler.add(request.request_id, sequence.num_tokens)
+        num_uncached = self._bench.blocks.num_uncached_tokens(sequence)
+        now = self._bench.clock.now
+        self.scheduler.add(Waiting.of(request.request_id, request.urgency, now, num_uncached))
         handover = self._bench.network.handover(request.request_id)
         handover.open_sender(
             self._bench.network.wire(self._bench.ref),

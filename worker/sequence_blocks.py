@@ -75,6 +75,19 @@ class SequenceBlocks:
         sequence.num_computed_tokens = handle.num_tokens
         return True
 
+    def num_uncached_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a sequence without blocks that no cached prefix holds now; at least one."""
+        limit = sequence.num_tokens - 1
+        return sequence.num_tokens - self.cache.num_cached_tokens(sequence.namespace, sequence.token_ids, limit)
+
+    def lacking_blocks(self, sequence: Sequence, room: int, headroom: int) -> int:
+        """How many blocks more must be available for `acquire` to succeed."""
+        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.num_tokens - 1)
+        num_wanted = self._num_blocks(room) - len(handle.block_ids) + headroom
+        lacking = max(0, num_wanted - self.cache.num_available)  # with the prefix locked: it must not be evicted
+        self.cache.release(handle)
+        return lacking
+
     def is_being_computed(self, sequence: Sequence, others: Iterable[Sequence]) -> bool:
         """Does one of `others` compute the next block of this sequence right now? Waiting saves computing it twice.
 

@@ -2,6 +2,7 @@
 
 from baton.core.config import SchedulerConfig
 from baton.core.lifecycle import Event
+from baton.core.queueing import Waiting
 from baton.core.sequence import Sequence
 from baton.decode.scheduler import DecodeScheduler
 
@@ -12,13 +13,13 @@ def make(token_budget: int = 8, chunk_size: int = 8, max_running: int = 4) -> De
 
 def waiting(scheduler: DecodeScheduler, name: str, num_tokens: int) -> Sequence:
     sequence = Sequence(name, "n", list(range(num_tokens)), num_tokens)
-    scheduler.add(sequence)
+    scheduler.add(sequence, Waiting(name, 0.0, num_tokens))
     return sequence
 
 
 def computing(scheduler: DecodeScheduler, name: str, num_tokens: int) -> Sequence:
     sequence = waiting(scheduler, name, num_tokens)
-    assert scheduler.next_waiting() is sequence
+    assert scheduler.next_waiting(0.0) is sequence
     scheduler.admit(sequence)
     sequence.on(Event.ADMITTED)
     return sequence
@@ -82,10 +83,10 @@ def test_the_last_to_join_makes_room_and_goes_to_the_head_of_the_queue() -> None
     scheduler.make_room(lambda _: 1, lambda: free[0], preempt)
     assert second.phase == "waiting"
     assert scheduler.num_preemptions == 1
-    assert scheduler.next_waiting() is second
+    assert scheduler.next_waiting(0.0) is second
     assert scheduler.plan(lambda _: True).chunks == [(first, 1)]
     scheduler.admit(second)
-    assert scheduler.next_waiting() is late
+    assert scheduler.next_waiting(0.0) is late
 
 
 def test_the_last_one_running_is_never_preempted() -> None:
@@ -120,7 +121,7 @@ def test_the_batch_has_a_bound() -> None:
     scheduler = make(max_running=1)
     running(scheduler, "a", 2)
     waiting(scheduler, "b", 2)
-    assert scheduler.next_waiting() is None
+    assert scheduler.next_waiting(0.0) is None
 
 
 def test_waiting_tokens_count_queued_and_half_computed_prompts_only() -> None:

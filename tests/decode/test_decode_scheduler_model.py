@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from baton.core.config import SchedulerConfig
 from baton.core.lifecycle import Event, Phase
+from baton.core.queueing import Waiting
 from baton.core.sequence import Sequence
 from baton.decode.scheduler import DecodeScheduler
 
@@ -26,7 +27,7 @@ class World:
         name = f"r{len(self.limits)}"
         self.limits[name] = max_tokens
         self.live[name] = Sequence(name, "n", [1] * num_prompt, num_prompt)
-        self.scheduler.add(self.live[name])
+        self.scheduler.add(self.live[name], Waiting(name, 0.0, num_prompt))
 
     def has_all(self, sequence: Sequence) -> bool:
         return sequence.num_output_tokens >= self.limits[sequence.request_id]
@@ -54,7 +55,7 @@ class World:
         del sequence.block_table[:]
 
     def admit(self, remote: bool) -> None:
-        sequence = self.scheduler.next_waiting()
+        sequence = self.scheduler.next_waiting(0.0)
         if sequence is None or -(-(sequence.num_tokens + 1) // BLOCK_SIZE) > self.free:
             return
         self.scheduler.admit(sequence)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.config import SchedulerConfig
+from baton.core.queueing import Waiting
 from baton.prefill.scheduler import PlannedChunk, PrefillScheduler
 
 
@@ -14,8 +15,8 @@ def make(token_budget: int = 8, chunk_size: int = 8, max_running: int = 4, max_w
 
 def admit_all(scheduler: PrefillScheduler, lengths: dict[str, int]) -> None:
     for request_id, length in lengths.items():
-        scheduler.add(request_id, length)
-    while (request_id := scheduler.next_waiting()) is not None:
+        scheduler.add(Waiting(request_id, 0.0, length))
+    while (request_id := scheduler.next_waiting(0.0)) is not None:
         scheduler.admit(request_id, lengths[request_id])
 
 
@@ -40,15 +41,15 @@ def test_only_so_many_run_and_the_others_wait_their_turn() -> None:
     scheduler = make(max_running=1)
     admit_all(scheduler, {"a": 2, "b": 2})
     assert scheduler.plan() == [PlannedChunk("a", 2, True)]
-    assert scheduler.next_waiting() is None
+    assert scheduler.next_waiting(0.0) is None
     scheduler.launched(scheduler.plan())
-    assert scheduler.next_waiting() == "b"
+    assert scheduler.next_waiting(0.0) == "b"
 
 
 def test_waiting_tokens_count_what_no_step_has_taken_up() -> None:
     scheduler = make()
     admit_all(scheduler, {"a": 5})
-    scheduler.add("b", 7)
+    scheduler.add(Waiting("b", 0.0, 7))
     assert scheduler.num_waiting_tokens == 12
     scheduler.launched([PlannedChunk("a", 3, False)])
     assert scheduler.num_waiting_tokens == 9
@@ -56,7 +57,7 @@ def test_waiting_tokens_count_what_no_step_has_taken_up() -> None:
 
 def test_the_queue_has_a_bound() -> None:
     scheduler = make(max_waiting=1)
-    scheduler.add("a", 1)
+    scheduler.add(Waiting("a", 0.0, 1))
     assert scheduler.is_full
 
 
@@ -66,7 +67,7 @@ def test_removing_works_in_any_phase() -> None:
     for request_id in ("running", "waiting", "unknown"):
         scheduler.remove(request_id)
     assert (scheduler.num_running, scheduler.num_waiting, scheduler.num_waiting_tokens) == (0, 0, 0)
-    assert scheduler.next_waiting() is None
+    assert scheduler.next_waiting(0.0) is None
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 64])
@@ -76,10 +77,10 @@ def test_every_prompt_is_computed_exactly_once(chunk_size: int, lengths: list[in
     named = {f"r{i}": n for i, n in enumerate(lengths)}
     computed = dict.fromkeys(named, 0)
     for request_id, length in named.items():
-        scheduler.add(request_id, length)
+        scheduler.add(Waiting(request_id, 0.0, length))
     done = []
     while len(done) < len(named):
-        while (request_id := scheduler.next_waiting()) is not None:
+        while (request_id := scheduler.next_waiting(0.0)) is not None:
             scheduler.admit(request_id, named[request_id])
         plan = scheduler.plan()
         assert plan, "a scheduler with work always plans some"

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.config import SchedulerConfig
+from baton.core.queueing import Waiting
 from baton.core.step_cost import StepCost, StepShape, chunk_products
 from baton.core.tuner_event import TunerEvent
 from baton.prefill.scheduler import PrefillScheduler
@@ -163,7 +164,7 @@ def goodput(
     while arrived < len(arrivals) or begun:
         while arrived < len(arrivals) and arrivals[arrived][0] <= now:
             at, num_tokens = arrivals[arrived]
-            scheduler.add(str(arrived), num_tokens)
+            scheduler.add(Waiting(str(arrived), at, num_tokens))
             scheduler.admit(str(arrived), num_tokens)
             begun[str(arrived)] = 0
             if tuner:

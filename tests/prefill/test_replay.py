@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.config import SchedulerConfig
+from baton.core.queueing import Waiting
 from baton.core.step_cost import StepCost, StepShape, chunk_products
 from baton.prefill.replay import ReplayRules, SeenPrompt, replay
 from baton.prefill.scheduler import PrefillScheduler
@@ -59,7 +60,7 @@ def step_by_step(prompts: list[SeenPrompt], cost: StepCost, rules: ReplayRules) 
                 return ttfts
             now = max(now, prompts[arrived].arrived_at)
         while arrived < len(prompts) and prompts[arrived].arrived_at <= now:
-            scheduler.add(str(arrived), prompts[arrived].num_tokens)
+            scheduler.add(Waiting(str(arrived), prompts[arrived].arrived_at, prompts[arrived].num_tokens))
             scheduler.admit(str(arrived), prompts[arrived].num_tokens)
             arrived += 1
         plan = scheduler.plan()
