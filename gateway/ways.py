@@ -99,12 +99,11 @@ def cheapest_by_time(
     if len(here) < len(decode) or len(there) < len(prefill):
         return None
     soonest = sorted(there, key=_Place.own_cost_s)
-    freest = sorted(there, key=lambda place: place.wait_s)
     cheapest, cheapest_s = None, math.inf
     for d in here:
         # Its tokens will come the slower, the more sequences there are.
         standing_s = SEQUENCE_WEIGHT * d.pace.per_prompt_token_s * loads[d.ref].sequences
-        for cost_s, way in _ways(asked, d, soonest, freest, transfer_s):
+        for cost_s, way in _ways(d, soonest, transfer_s):
             if cost_s + standing_s < cheapest_s:
                 cheapest, cheapest_s = way, cost_s + standing_s
     return cheapest
@@ -146,21 +145,19 @@ class _Place(NamedTuple):
         return self.wait_s + self.compute_s(self.work) + self.harm_s(self.work)
 
 
-def _ways(
-    asked: Asked, d: _Place, soonest: list[_Place], freest: list[_Place], transfer_s: float
-) -> Iterator[tuple[float, Way]]:
-    """(cost in seconds, way) of what can be done with decode worker `d`; prefill workers by what they cost alone, and
-    by when they are free.
+def _ways(d: _Place, soonest: list[_Place], transfer_s: float) -> Iterator[tuple[float, Way]]:
+    """(cost in seconds, way) of what can be done with decode worker `d`. Prefill workers by what they cost without it.
+
+    Only a prefix that few decode workers hold is returned, so pairs are tried for few of them.
     """
-    missing = d.work.num_tokens
     ttft_s = d.wait_s + d.compute_s(d.work)
-    yield ttft_s + d.harm_s(d.work), Way(d.ref, None, missing, wait_s=d.wait_s, ttft_s=ttft_s)
-    p = next((place for place in soonest if place.ref != d.ref), None)
-    if p is not None:
+    yield ttft_s + d.harm_s(d.work), Way(d.ref, None, d.work.num_tokens, wait_s=d.wait_s, ttft_s=ttft_s)
+    others = [place for place in soonest if place.ref != d.ref]
+    for p in others[:1]:
         yield _remote(d, p, p.work, 0, transfer_s)
-    p = next((place for place in freest if place.ref != d.ref), None)
-    if p is not None and p.cached_tokens < d.cached_tokens:
-        yield _remote(d, p, d.work, d.cached_tokens, transfer_s)
+    for p in others:
+        if p.cached_tokens < d.cached_tokens:
+            yield _remote(d, p, d.work, d.cached_tokens, transfer_s)
 
 
 def _remote(d: _Place, p: _Place, work: Work, num_returned: int, transfer_s: float) -> tuple[float, Way]:
