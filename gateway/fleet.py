@@ -1,24 +1,33 @@
 """What `GET /workers` and `GET /tuner` tell of the workers: what each said of itself and of its steps. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ..core.messages import NodeRef, Role
 from .membership import Worker
 
 
-def describe_fleet(workers: Sequence[Worker]) -> list[dict[str, object]]:
-    """One entry a worker, by name. `transports`: peer |-> how KV goes between the two, as its receiver last said."""
+def describe_fleet(
+    workers: Sequence[Worker], backlogs: Mapping[NodeRef, Mapping[Role, float]]
+) -> list[dict[str, object]]:
+    """One entry a worker, by name. `transports`: peer |-> how KV goes between the two, as its receiver last said.
+
+    `backlogs`: seconds until a prompt sent there now would be begun, by role; unknown while costs are.
+    """
     transports: dict[str, dict[str, str]] = {worker.info.ref.node_id: {} for worker in workers}
     for worker in workers:
         receiver = worker.info.ref.node_id
         for sender, transport in worker.status.transports.items() if worker.status else ():
             transports[receiver][sender] = transport
             transports.setdefault(sender, {}).setdefault(receiver, transport)
-    return [_describe(worker, transports[worker.info.ref.node_id]) for worker in sorted(workers, key=_by_name)]
+    return [
+        _describe(worker, transports[worker.info.ref.node_id], backlogs.get(worker.info.ref, {}))
+        for worker in sorted(workers, key=_by_name)
+    ]
 
 
-def _describe(worker: Worker, transports: dict[str, str]) -> dict[str, object]:
+def _describe(worker: Worker, transports: dict[str, str], backlog: Mapping[Role, float]) -> dict[str, object]:
     info = worker.info
     return {
         "id": info.ref.node_id,
@@ -29,6 +38,7 @@ def _describe(worker: Worker, transports: dict[str, str]) -> dict[str, object]:
         "kv_tokens": worker.pool_tokens,
         "context_length": info.context_length,
         "max_running": info.max_running,
+        "backlog_s": {role.value: round(seconds, 6) for role, seconds in backlog.items()},
         "transports": transports,
         "memory_note": info.memory_note,
     }

@@ -55,9 +55,7 @@ class Gateway:
         self.metrics = Metrics(lambda: list(self.membership.workers.values()))
         self.cluster = Cluster(channel, self.membership)
         index = PrefixIndexes()
-        self._admission = admission = Admission(
-            config.max_queue, config.max_queue_delay_s, config.policy, config.ttft_target_s
-        )
+        admission = Admission(config.max_queue, config.max_queue_delay_s, config.policy, config.ttft_target_s)
         self._placement = Placement(self.membership, index, admission, self.metrics, config.expected_prefill)
         self.dispatcher = Dispatcher(self.membership, self._placement, admission, self.metrics, self.cluster.send)
         self.probe = Probe(
@@ -76,13 +74,14 @@ class Gateway:
     def limits(self) -> Limits:
         return self._placement.limits(self._model_context)
 
+    @property
+    def backlogs(self) -> dict[NodeRef, dict[Role, float]]:
+        """Seconds until a prompt sent there now would be begun, by role; of workers whose speed is known."""
+        return self._placement.backlogs(time.monotonic())
+
     def _pool_waits(self) -> PoolWaits:
         """Of a newcomer: for the prefill worker that is free first, and for a place on a decode worker."""
-        now = time.monotonic()
-        queue_s = float(self._admission.retry_after(now)) if self._admission.num_queued else 0.0
-        statuses = [w.status for w in self.membership.with_role(Role.PREFILL) if w.status is not None]
-        backlogs = [s.num_waiting_tokens * s.step_cost.per_prompt_token_s for s in statuses if s.step_cost is not None]
-        return PoolWaits(min(backlogs, default=0.0), queue_s)
+        return PoolWaits(*self._placement.pool_waits(time.monotonic()))
 
     def respond(self, answer: AnswerFormat) -> Response:
         """A response that has not been started."""

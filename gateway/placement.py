@@ -1,10 +1,12 @@
 """Placement: where a generation can go now, and the books of what was sent where (credit and load). No I/O."""
 
+import math
+
 from ..core.messages import NodeRef, Role, WorkerInfo
 from ..core.timeline import Timeline
 from ..radix_cache.index import PrefixIndexes
 from .admission import Admission
-from .forecast import pool_waits, speeds
+from .forecast import Speed, pool_waits, speeds
 from .generation import Attempt, Generation, Unavailable
 from .membership import Membership, Worker
 from .metrics import Metrics
@@ -14,6 +16,7 @@ from .transfer_rate import TransferRate
 from .ways import Candidate
 
 PAUSE_S = 0.5
+STATUS_INTERVAL_S = 0.05  # workers say how they are so often at most
 
 
 class Placement:
@@ -37,6 +40,8 @@ class Placement:
         self._metrics = metrics
         self._router = Router()
         self._transfer_rate = TransferRate()
+        self._known: dict[NodeRef, Speed] = {}
+        self._known_at = -math.inf
         self._awaits_prefill = expected_prefill > 0
         self._paused_until: dict[NodeRef, float] = {}
 
@@ -77,7 +82,7 @@ class Placement:
             return None
         prefill = [w for w in self._membership.with_role(Role.PREFILL) if _holds(w, num_tokens)]
         cached = self._index.match(generation.namespace, token_ids)
-        speed = speeds(self._membership.workers.values())
+        speed = self._speeds(now)
         return self._router.choose(
             num_tokens,
             [Candidate(w.info.ref, cached.get(w.info.ref.node_id, 0), speed.get(w.info.ref)) for w in decode],
@@ -108,7 +113,8 @@ class Placement:
         if self._awaits_prefill or not self._membership.with_role(Role.DECODE):
             kind = Role.PREFILL if self._awaits_prefill else Role.DECODE
             return Unavailable(f"there is no {kind} worker now; try again later", 503, retry_after)
-        return Unavailable("all workers are busy; the request waited too long for one", 429, retry_after)
+        text = f"all workers are busy; the request waited too long for one; try again in {retry_after} s"
+        return Unavailable(text, 429, retry_after)
 
     def take(self, generation: Generation, attempt: Attempt, now: float) -> None:
         """The attempt is about to be sent: it counts from now on."""
@@ -149,13 +155,13 @@ class Placement:
 
     def backlogs(self, now: float) -> dict[NodeRef, dict[Role, float]]:
         """Seconds until a prompt sent there now would be begun, by role; without those of which nothing is known."""
-        known = speeds(self._membership.workers.values())
         return {
             ref: {
                 role: self._router.backlog_s(ref, speed, now, as_prefill=role is Role.PREFILL)
                 for role in self._membership.workers[ref].roles
             }
-            for ref, speed in known.items()
+            for ref, speed in self._speeds(now).items()
+            if ref in self._membership.workers
         }
 
     def pool_waits(self, now: float) -> tuple[float, float]:
@@ -163,6 +169,12 @@ class Placement:
         backlogs = [by_role[Role.PREFILL] for by_role in self.backlogs(now).values() if Role.PREFILL in by_role]
         queue_s = self._admission.queue_s(now)
         return pool_waits(backlogs, queue_s, self._router.num_prompting, self._router.num_decoding)
+
+    def _speeds(self, now: float) -> dict[NodeRef, Speed]:
+        """Of those workers that something is known of; as old as their own reports may be."""
+        if now - self._known_at >= STATUS_INTERVAL_S:
+            self._known, self._known_at = speeds(self._membership.workers.values()), now
+        return self._known
 
 
 def _holds(worker: Worker, num_tokens: int) -> bool:

@@ -15,7 +15,8 @@ def test_both_ends_of_a_pair_show_its_transport(world_module):
     p, d = world_module.worker_info("prefill-0", Role.PREFILL), world_module.worker_info("decode-0", Role.DECODE)
     d = msgspec.structs.replace(d, device="NVIDIA H200", num_blocks=10, memory_note="0.9 x 140 GiB = 126 GiB")
     status = msgspec.structs.replace(STATUS, transports={"prefill-0": "cuda_ipc", "prefill-1": "tcp"})
-    entries = describe_fleet([Worker(p, 0.0), Worker(d, 0.0, status)])
+    backlogs = {d.ref: {Role.DECODE: 0.25}}
+    entries = describe_fleet([Worker(p, 0.0), Worker(d, 0.0, status)], backlogs)
     assert entries[0] == {
         "id": "decode-0",
         "roles": ["decode"],
@@ -25,10 +26,12 @@ def test_both_ends_of_a_pair_show_its_transport(world_module):
         "kv_tokens": 160,
         "context_length": 1024,
         "max_running": 64,
+        "backlog_s": {"decode": 0.25},
         "transports": {"prefill-0": "cuda_ipc", "prefill-1": "tcp"},  # prefill-1 has just left
         "memory_note": "0.9 x 140 GiB = 126 GiB",
     }
     assert (entries[1]["id"], entries[1]["transports"]) == ("prefill-0", {"decode-0": "cuda_ipc"})
+    assert entries[1]["backlog_s"] == {}
 
 
 def test_a_tuner_tells_what_it_learned_what_it_chose_and_why(world_module):

@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.core.messages import Role, Status, Tuned
 from baton.core.step_cost import StepTotals
+from baton.core.step_cost import StepCost
 from baton.core.tuner_event import TunerEvent
 
 BODY = {"prompt": "hi", "max_tokens": 500}
@@ -135,5 +136,29 @@ def test_a_worker_that_does_not_answer_is_not_idle(in_world: Any, monkeypatch: p
         async with world.http.post(world.url + "/flush_cache") as response:
             assert response.status == 503
             assert (await response.json())["flushed_blocks"]["decode-0"] is None
+
+    in_world(scenario)
+
+
+def test_where_prompts_are_computed_and_how_good_predictions_are(in_world: Any, world_module: Any) -> None:
+    async def scenario(world: Any) -> None:
+        prefill, decode = await world.pair()
+        await world_module.until(lambda: world.gateway.probe.ready)
+        await world.answer_to("/v1/completions", BODY)
+        found = await samples(world)
+        assert found['baton_routed_total{way="remote"}'] == 1, "the probe, which names its workers, is not counted"
+        assert found["baton_ttft_prediction_ratio_count"] == 0, "nothing is known yet"
+        cost = StepCost(0.01, 1e-4, 0.0, 1e-3, 0.0, 100, 0.1, 100, 100)
+        status = Status(*[0] * 15, step_cost=cost, settings={"token budget": 512, "prompt budget": 256})
+        for worker in (prefill, decode):
+            worker.say(status)
+        await world_module.until(lambda: world.gateway.membership.workers[decode.ref].status)
+        await world_module.until(lambda: world.gateway.backlogs)
+        assert world.gateway.backlogs == {prefill.ref: {Role.PREFILL: 0.0}, decode.ref: {Role.DECODE: 0.0}}
+        await world.answer_to("/v1/completions", BODY)
+        found = await samples(world)
+        assert sum(value for name, value in found.items() if name.startswith("baton_routed_total")) == 2
+        assert found["baton_ttft_prediction_ratio_count"] == 1
+        assert 0 < found["baton_ttft_prediction_ratio_sum"]
 
     in_world(scenario)
