@@ -1,20 +1,15 @@
 """`baton chat`: a conversation in the terminal with any OpenAI-compatible server, streamed."""
 
-import http.client
 import sys
 from collections.abc import Iterator
-from typing import TextIO, TypeVar
-from urllib.parse import urlsplit
+from typing import TextIO
 
 import msgspec
 
-from ..core.errors import BatonError, ConfigurationError
+from ..core.errors import BatonError
+from .server_client import JsonObject, ServerClient, ServerError, decode_answer
 
-TIMEOUT_S = 120.0  # between two signs of life; the server sends comments while a prompt is computed
 _LAST_EVENT = b"[DONE]"
-
-JsonObject = dict[str, object]
-Answer = TypeVar("Answer")
 
 
 class _Delta(msgspec.Struct):
@@ -25,13 +20,9 @@ class _Choice(msgspec.Struct):
     delta: _Delta = msgspec.field(default_factory=_Delta)
 
 
-class _Error(msgspec.Struct):
-    message: str = "the server gave no reason"
-
-
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
-    error: _Error | None = None
+    error: ServerError | None = None
 
 
 class _Model(msgspec.Struct):
@@ -46,11 +37,7 @@ class ChatClient:
     """One conversation. Raises BatonError with the server's own words when an answer cannot be had."""
 
     def __init__(self, url: str, max_tokens: int):
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"{url!r} is not a server. Write for example http://127.0.0.1:8000.")
-        self._url = parts
-        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self._server = ServerClient(url)
         self._max_tokens = max_tokens
         self._messages: list[JsonObject] = []
         self.model = self._first_model()
@@ -79,14 +66,14 @@ class ChatClient:
         self._messages += [turn, {"role": "assistant", "content": answer}]
 
     def _first_model(self) -> str:
-        with self._request("GET", "/v1/models", None) as response:
-            models = _decode(response.read(), _Models)
+        with self._server.request("GET", "/v1/models") as response:
+            models = decode_answer(response.read(), _Models)
         if not models.data:
-            raise BatonError(f"{self._url.netloc} serves no model. Look at its /ready.")
+            raise BatonError(f"{self._server.name} serves no model. Look at its /ready.")
         return models.data[0].id
 
     def _events(self, body: JsonObject) -> Iterator[_Event]:
-        with self._request("POST", "/v1/chat/completions", body) as response:
+        with self._server.request("POST", "/v1/chat/completions", body) as response:
             for line in response:
                 field, _, value = line.partition(b":")
                 value = value.strip()
@@ -94,26 +81,8 @@ class ChatClient:
                     continue  # a comment or an empty line
                 if value == _LAST_EVENT:
                     return
-                yield _decode(value, _Event)
+                yield decode_answer(value, _Event)
         raise BatonError("the server ended the answer early. Ask again.")
-
-    def _request(self, method: str, path: str, body: JsonObject | None) -> http.client.HTTPResponse:
-        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        assert self._url.hostname is not None
-        connection = kind(self._url.hostname, self._url.port, timeout=TIMEOUT_S)
-        headers = {"Content-Type": "application/json", "Connection": "close"}
-        try:
-            connection.request(method, self._path + path, None if body is None else msgspec.json.encode(body), headers)
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise BatonError(
-                f"no answer from {self._url.netloc} ({error}). Is the server running? `baton serve` starts one."
-            ) from error
-        if response.status != http.HTTPStatus.OK:
-            event = _decode(response.read(), _Event)
-            raise BatonError(event.error.message if event.error else f"HTTP status {response.status}")
-        return response
 
 
 def chat(url: str, max_tokens: int, source: TextIO = sys.stdin, out: TextIO = sys.stdout) -> int:
@@ -143,10 +112,3 @@ def _answer(client: ChatClient, text: str, out: TextIO) -> None:
         out.write(f"\nerror: {error}\n")
     except KeyboardInterrupt:
         out.write("\n(stopped)\n")  # leaving the stream closes the connection, which aborts the request
-
-
-def _decode(content: bytes, kind: type[Answer]) -> Answer:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BatonError("the answer is not that of an OpenAI-compatible server. Check the URL.") from error

@@ -1,4 +1,4 @@
-"""The command line: `baton serve`, `gateway`, `prefill`, `decode`, `pull`, `bench`, `chat`, `doctor`.
+"""The command line: `baton serve`, `gateway`, `prefill`, `decode`, `roles`, `pull`, `bench`, `chat`, `doctor`.
 
 Commands import what they need when they run, so that `baton --help` stays fast.
 """
@@ -12,16 +12,19 @@ from cyclopts import App, CycloptsError, Parameter
 from .. import __version__
 from ..core.errors import BatonError, ConfigurationError
 from ..core.messages import Role
-from .options import CommonFlags, EngineFlags, GatewayFlags, PoolFlags
+from .options import CommonFlags, EngineFlags, GatewayFlags, PoolFlags, SchedulingFlags
 
+DEFAULT_URL = "http://127.0.0.1:8000"
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 Pools = Annotated[PoolFlags, Parameter(name="*")]
 Engine = Annotated[EngineFlags, Parameter(name="*")]
+Scheduling = Annotated[SchedulingFlags, Parameter(name="*")]
 Gateway = Annotated[GatewayFlags, Parameter(name="*")]
 Common = Annotated[CommonFlags, Parameter(name="*")]
 
 _POOLS, _ENGINE, _GATEWAY, _COMMON = PoolFlags(), EngineFlags(), GatewayFlags(), CommonFlags()
+_SCHEDULING = SchedulingFlags()
 
 app = App(
     name="baton",
@@ -63,6 +66,7 @@ def gateway_command(
     *,
     key_file: Path | None = None,
     dtype: str = "auto",
+    scheduling: Scheduling = _SCHEDULING,
     gateway: Gateway = _GATEWAY,
     common: Common = _COMMON,
 ) -> int:
@@ -79,7 +83,7 @@ def gateway_command(
     """
     from .serve import serve_gateway
 
-    serve_gateway(model, key_file, dtype, gateway, common)
+    serve_gateway(model, key_file, dtype, scheduling, gateway, common)
     return 0
 
 
@@ -132,6 +136,24 @@ def decode(
 
 
 @app.command
+def roles(worker: str | None = None, roles: str | None = None, /, *, url: str = DEFAULT_URL) -> int:
+    """Show what each worker of a running server does, or change it while requests run.
+
+    Parameters
+    ----------
+    worker
+        The worker to change, for example decode-0.
+    roles
+        Its roles from now on: prefill, decode or prefill+decode.
+    url
+        Where the server is.
+    """
+    from .roles import roles as run
+
+    return run(url, worker, roles)
+
+
+@app.command
 def pull(model: str | None = None, /) -> int:
     """Fetch a model, and convert it where that is needed, so that a later start finds it.
 
@@ -149,7 +171,7 @@ def pull(model: str | None = None, /) -> int:
 
 
 @app.command
-def chat(url: str = "http://127.0.0.1:8000", /, *, max_tokens: int = 512) -> int:
+def chat(url: str = DEFAULT_URL, /, *, max_tokens: int = 512) -> int:
     """Talk to a running server in this terminal.
 
     Parameters

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from ..core.errors import ConfigurationError
 from ..core.layout import BLOCK_SIZES
+from ..core.queueing import FAIR, POLICIES, QueuePolicy
 from .sizes import parse_duration, parse_size
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "int8")
@@ -19,7 +20,24 @@ MAX_RUNNING = 1024  # sequences that one launch of decode attention takes (kerne
 
 
 @dataclass(frozen=True)
-class EngineFlags:
+class SchedulingFlags:
+    """Flags of every command that starts a gateway or a worker, as typed."""
+
+    policy: str = "fair"
+    "Who goes first: fcfs, priority, fair (between API keys, within a priority) or shortest (prompts first)."
+
+    ttft_target: str = "none"
+    "Time to the first token, for example 500ms: prefill workers choose their batch sizes for it."
+
+    tpot_target: str = "none"
+    "Time per further token, for example 50ms: decode workers choose their batch sizes for it."
+
+    elastic: Annotated[bool, Parameter(negative="")] = False
+    "Workers' roles follow the load: one of the pool that waits less helps the other."
+
+
+@dataclass(frozen=True)
+class EngineFlags(SchedulingFlags):
     """Flags that every command with a worker takes, as typed."""
 
     device: str = "auto"
@@ -51,12 +69,6 @@ class EngineFlags:
 
     token_budget: str = "auto"
     "Tokens one step of a worker computes at most."
-
-    ttft_target: str = "none"
-    "Time to the first token, for example 500ms: prefill workers choose their batch sizes for it."
-
-    tpot_target: str = "none"
-    "Time per further token, for example 50ms: decode workers choose their batch sizes for it."
 
     transport: str = "auto"
     "How KV travels between workers: auto, shared_memory, tcp, gloo (CPU), nccl, cuda_ipc or pinned_memory (GPU)."
@@ -124,6 +136,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     kernels: str = "auto"
     deterministic: bool = False
     card: str = "auto"  # the only card to use: its index or UUID
+    policy: QueuePolicy = FAIR
+    is_elastic: bool = False
 
 
 class HostPort(msgspec.Struct, frozen=True):
@@ -147,6 +161,7 @@ def parse_engine_options(flags: EngineFlags) -> EngineOptions:
     require_choice("--kernels", flags.kernels, KERNELS)
     require_choice("--dtype", flags.dtype, DTYPES)
     require_choice("--transport", flags.transport, TRANSPORTS)
+    require_choice("--policy", flags.policy, tuple(POLICIES))
     if flags.block_size not in BLOCK_SIZES:
         sizes = ", ".join(map(str, BLOCK_SIZES))
         raise ConfigurationError(
@@ -167,6 +182,8 @@ def parse_engine_options(flags: EngineFlags) -> EngineOptions:
         kernels=flags.kernels,
         deterministic=flags.deterministic,
         card=card,
+        policy=POLICIES[flags.policy],
+        is_elastic=flags.elastic,
     )
 
 

@@ -70,6 +70,7 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
             max_running_range=(options.max_running or 1, self.max_running) if target_s else None,
             ttft_target_s=options.ttft_target_s,
             tpot_target_s=options.tpot_target_s,
+            policy=options.policy,
         )
 
     def _token_budget_range(self, budget: int) -> tuple[int, int]:
@@ -79,14 +80,18 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
         return MIN_TOKEN_BUDGET, budget if self.engine.device == "cuda" else 2 * budget
 
     def engine_config(self, *, decode: bool, share: float, ring_bytes: int) -> EngineConfig:
-        """Of one worker. `share` of its card's memory and `ring_bytes` of it for hand-overs count on a GPU only."""
+        """Of one worker. `share` of its card's memory and `ring_bytes` of it for hand-overs count on a GPU only.
+
+        Roles can always change; only with --elastic, where they will, does a worker keep memory for both.
+        """
         if self.engine.device == "cpu":
             return self.engine
+        kinds = (False, True) if self.options.is_elastic else (decode,)
         return msgspec.structs.replace(
             self.engine,
-            max_batch=self.max_running if decode else 0,
+            max_batch=self.max_running if True in kinds else 0,
             device_memory_share=share,
-            token_budget=self.scheduler(decode=decode).token_budget,
+            token_budget=max(self.scheduler(decode=kind).token_budget for kind in kinds),
             ring_bytes=ring_bytes,
         )
 

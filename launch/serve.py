@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from .options import (
     GatewayFlags,
     HostPort,
     PoolFlags,
+    SchedulingFlags,
     parse_engine_options,
     parse_host_port,
     require_choice,
@@ -67,7 +69,7 @@ def serve(model: str | None, pools: PoolFlags, engine: EngineFlags, gateway: Gat
     compute, placement = choose_devices(options, pools, machine)
     facts = find_model(model)
     resolved = resolve_engine(options, compute, machine, facts, pools.prefill + pools.decode)
-    workers = worker_places(pools.prefill, pools.decode, placement)
+    workers = worker_places(pools.prefill, pools.decode, placement, is_elastic=options.is_elastic)
     require_weights_fit(facts, compute.dtype, [worker.slot for worker in workers if worker.slot])
     for line in (*compute.notes, *resolved.explanation, *(placement.lines if placement else ())):
         write_line(line)
@@ -78,7 +80,7 @@ def serve(model: str | None, pools: PoolFlags, engine: EngineFlags, gateway: Gat
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
         configs = local_worker_configs(cluster, facts, resolved, workers)
         specs = (
-            child_spec(gateway_config(cluster, facts, compute.dtype, pools.prefill, pools.decode)),
+            child_spec(gateway_config(cluster, facts, compute.dtype, pools.prefill, pools.decode, options)),
             *(child_spec(config) for config in configs),
         )
         run_plan(Plan(cluster, specs, model, "/ready", READY_TIMEOUT_S))
@@ -104,11 +106,16 @@ def choose_devices(options: EngineOptions, pools: PoolFlags, machine: Machine) -
 
 
 def serve_gateway(
-    model: str | None, key_file: Path | None, dtype: str, gateway: GatewayFlags, common: CommonFlags
+    model: str | None,
+    key_file: Path | None,
+    dtype: str,
+    scheduling: SchedulingFlags,
+    gateway: GatewayFlags,
+    common: CommonFlags,
 ) -> None:
     """Run a gateway alone; workers join it. The key file is made when there is none."""
     require_choice("--log-level", common.log_level, LOG_LEVELS)
-    options = parse_engine_options(EngineFlags(dtype=dtype))
+    options = parse_engine_options(EngineFlags(dtype=dtype, **dataclasses.asdict(scheduling)))
     dtype = resolve_gateway_dtype(options.dtype, describe_machine())
     http, join = claim_addresses(gateway)
     facts = find_model(model)
@@ -117,7 +124,7 @@ def serve_gateway(
         if not key_file.exists():
             ClusterKeys.create(key_file)
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
-        config = gateway_config(cluster, facts, dtype, 0, 1)
+        config = gateway_config(cluster, facts, dtype, 0, 1, options)
         # Its readiness is up to workers that others start, so the table appears when it answers at all.
         run_plan(Plan(cluster, (child_spec(config),), model, "/health", READY_TIMEOUT_S))
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import msgspec
 
-from ..core.config import GatewayConfig, NetworkConfig, TransferConfig, WorkerConfig
+from ..core.config import GatewayConfig, NetworkConfig, SchedulerConfig, TransferConfig, WorkerConfig
 from ..core.errors import ConfigurationError
 from ..core.messages import Role
 from .model_facts import ModelFacts
-from .options import HostPort
+from .options import EngineOptions, HostPort
 from .placement import DeviceSlot, Placement
 from .resolve import ResolvedEngine
 
@@ -41,7 +41,7 @@ class WorkerPlace(msgspec.Struct, frozen=True):
 
     worker_id: str
     role: Role
-    num_peers: int  # workers of the other kind
+    num_peers: int  # workers that it hands KV to or gets it from
     slot: DeviceSlot | None = None
 
 
@@ -56,7 +56,9 @@ def require_topology(num_prefill: int, num_decode: int) -> None:
         )
 
 
-def gateway_config(cluster: Cluster, model: ModelFacts, dtype: str, num_prefill: int, num_decode: int) -> GatewayConfig:
+def gateway_config(
+    cluster: Cluster, model: ModelFacts, dtype: str, num_prefill: int, num_decode: int, options: EngineOptions
+) -> GatewayConfig:
     return GatewayConfig(
         gateway_id="gateway-0",
         served_model=cluster.served_model,
@@ -68,6 +70,10 @@ def gateway_config(cluster: Cluster, model: ModelFacts, dtype: str, num_prefill:
         key_file=cluster.key_file,
         expected_prefill=num_prefill,
         expected_decode=num_decode,
+        policy=options.policy,
+        ttft_target_s=options.ttft_target_s,
+        tpot_target_s=options.tpot_target_s,
+        is_elastic=options.is_elastic,
         log_level=cluster.log_level,
         debug=cluster.debug,
     )
@@ -89,12 +95,15 @@ def local_worker_configs(
     ]
 
 
-def worker_places(num_prefill: int, num_decode: int, placement: Placement | None) -> list[WorkerPlace]:
-    """prefill-0.., decode-0.., on the CPU where there is no placement."""
+def worker_places(
+    num_prefill: int, num_decode: int, placement: Placement | None, *, is_elastic: bool = False
+) -> list[WorkerPlace]:
+    """prefill-0.., decode-0.., on the CPU where there is no placement. Elastic ones hand over to all others."""
     prefill: Sequence[DeviceSlot | None] = placement.prefill if placement else [None] * num_prefill
     decode: Sequence[DeviceSlot | None] = placement.decode if placement else [None] * num_decode
+    all_others = num_prefill + num_decode - 1
     return [
-        WorkerPlace(f"{role}-{index}", role, num_peers, slot)
+        WorkerPlace(f"{role}-{index}", role, all_others if is_elastic else num_peers, slot)
         for role, num_peers, slots in ((Role.PREFILL, num_decode, prefill), (Role.DECODE, num_prefill, decode))
         for index, slot in enumerate(slots)
     ]
@@ -122,24 +131,37 @@ def worker_config(
     network: NetworkConfig,
     log_level: str,
 ) -> WorkerConfig:
-    decode = worker.role is Role.DECODE
+    engine = resolved.engine_config(
+        decode=worker.role is Role.DECODE,
+        share=worker.slot.share if worker.slot else 0.0,
+        ring_bytes=device_ring_bytes(resolved.options.transport, worker.num_peers),
+    )
     return WorkerConfig(
         worker_id=worker.worker_id,
         roles=(worker.role,),
         served_model=served_model,
         model_digest=model.digest(resolved.engine.dtype),
         context_length=resolved.context_length,
-        engine=resolved.engine_config(
-            decode=decode,
-            share=worker.slot.share if worker.slot else 0.0,
-            ring_bytes=device_ring_bytes(resolved.options.transport, worker.num_peers),
-        ),
-        prefill=resolved.scheduler(decode=False),
-        decode=resolved.scheduler(decode=True),
+        engine=engine,
+        prefill=_within(resolved.scheduler(decode=False), engine.token_budget),
+        decode=_within(resolved.scheduler(decode=True), engine.token_budget),
         transfer=TransferConfig(transport=resolved.options.transport),
         network=network,
         context_may_shrink=resolved.context_may_shrink,
         device_uuid=worker.slot.gpu.uuid if worker.slot else "",
         device_name=worker.slot.gpu.name if worker.slot else "",
         log_level=log_level,
+    )
+
+
+def _within(scheduler: SchedulerConfig, most: int) -> SchedulerConfig:
+    """On a card, no step of a role that comes later may be larger than those whose memory was measured (0: any)."""
+    if not most or scheduler.token_budget <= most:
+        return scheduler
+    budgets = scheduler.token_budget_range
+    return msgspec.structs.replace(
+        scheduler,
+        token_budget=most,
+        chunk_size=min(scheduler.chunk_size, most),
+        token_budget_range=(min(budgets[0], most), most) if budgets else None,
     )

@@ -99,6 +99,26 @@ def test_each_worker_gets_its_card_and_its_share(builders, llama, resolve_gpu):
     assert prefill.context_may_shrink
 
 
+def test_a_role_that_comes_later_keeps_to_the_memory_that_was_measured(builders, llama, resolve_gpu):
+    placement = place_workers(1, 2, builders.cards(3))
+    resolved = resolve_gpu(ttft_target="1s", tpot_target="50ms")
+    prefill, decode, _ = local_worker_configs(CLUSTER, llama, resolved, worker_places(1, 2, placement))
+    assert (decode.prefill.token_budget, decode.prefill.chunk_size) == (2048, 2048)
+    assert decode.prefill.token_budget_range == (16, 2048)
+    assert (prefill.decode.token_budget, prefill.decode.max_running) == (2048, 256)
+
+
+def test_elastic_workers_have_memory_for_both_roles(builders, llama, resolve_gpu):
+    placement = place_workers(1, 2, builders.cards(3))
+    resolved = resolve_gpu(elastic=True)
+    workers = local_worker_configs(CLUSTER, llama, resolved, worker_places(1, 2, placement, is_elastic=True))
+    assert [w.engine.max_batch for w in workers] == [256] * 3
+    assert [w.engine.token_budget for w in workers] == [8192] * 3
+    assert [w.engine.ring_bytes for w in workers] == [2 * 4 * 32 * MIB] * 3
+    assert [(w.prefill.token_budget, w.decode.token_budget) for w in workers] == [(8192, 2048)] * 3
+    assert [w.roles for w in workers] == [(Role.PREFILL,), (Role.DECODE,), (Role.DECODE,)]
+
+
 def test_rings_in_host_memory_take_only_staging_on_the_card():
     assert [device_ring_bytes(t, 3) for t in ("tcp", "pinned_memory", "shared_memory")] == [4 * MIB] * 3
     assert [device_ring_bytes(t, 0) for t in ("auto", "cuda_ipc")] == [128 * MIB] * 2

@@ -4,7 +4,8 @@ import pytest
 
 from baton.core.errors import ConfigurationError
 from baton.core.messages import Role
-from baton.launch.options import HostPort
+from baton.core.queueing import POLICIES
+from baton.launch.options import EngineFlags, HostPort, parse_engine_options
 from baton.launch.topology import Cluster, gateway_config, local_worker_configs, require_topology, worker_places
 
 CLUSTER = Cluster(
@@ -20,7 +21,7 @@ CLUSTER = Cluster(
 
 def test_configs_of_two_prefill_and_one_decode(builders):
     resolved = builders.resolve(builders.AUTO, builders.MACHINE, builders.SMOLLM2, 3)
-    gateway = gateway_config(CLUSTER, builders.SMOLLM2, "float16", 2, 1)
+    gateway = gateway_config(CLUSTER, builders.SMOLLM2, "float16", 2, 1, builders.AUTO)
     workers = local_worker_configs(CLUSTER, builders.SMOLLM2, resolved, worker_places(2, 1, None))
 
     assert [worker.worker_id for worker in workers] == ["prefill-0", "prefill-1", "decode-0"]
@@ -33,6 +34,19 @@ def test_configs_of_two_prefill_and_one_decode(builders):
     assert {worker.served_model for worker in workers} == {gateway.served_model} == {"my-model"}
     assert (gateway.expected_prefill, gateway.expected_decode) == (2, 1)
     assert (gateway.host, gateway.port) == ("127.0.0.1", 8000)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policy_targets_and_elastic_reach_gateway_and_workers(builders, policy):
+    flags = EngineFlags(policy=policy, ttft_target="1s", tpot_target="50ms", elastic=True)
+    options = parse_engine_options(flags)
+    gateway = gateway_config(CLUSTER, builders.SMOLLM2, "float16", 1, 1, options)
+    assert (gateway.policy, gateway.ttft_target_s, gateway.tpot_target_s) == (POLICIES[policy], 1.0, 0.05)
+    assert gateway.is_elastic
+    resolved = builders.resolve(options, builders.MACHINE, builders.SMOLLM2, 2)
+    for worker in local_worker_configs(CLUSTER, builders.SMOLLM2, resolved, worker_places(1, 1, None)):
+        assert worker.prefill.policy == worker.decode.policy == POLICIES[policy]
+    assert parse_engine_options(EngineFlags()).policy == POLICIES["fair"]
 
 
 def test_the_digest_tells_dtypes_apart(builders):
