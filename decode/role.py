@@ -101,6 +101,8 @@ class DecodeRole:
         self._make_room(now)
         report_tuning(self._pacing.update(now, self._bench.steps.cost), self._bench.channels)
         plan = self._scheduler.plan(self._find_room)
+        room = self._scheduler.prompt_room(plan.num_decodes)
+        self._bench.share.planned(plan.num_decodes, room, plan.num_prompt_tokens)
         if plan.chunks:
             self._launch(plan, now)
         worked = bool(self._in_flight)

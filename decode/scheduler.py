@@ -34,10 +34,14 @@ class DecodePlan:
         return len(self.decodes)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return sum(n for _, n in self.prompts)
+
+    @property
     def shape(self) -> StepShape:
         """What the duration depends on; before the plan is launched, which makes its sequences longer."""
         return StepShape(
-            num_prompt_tokens=sum(n for _, n in self.prompts),
+            num_prompt_tokens=self.num_prompt_tokens,
             prompt_products=sum(chunk_products(s.num_launched_tokens, n) for s, n in self.prompts),
             num_decodes=len(self.decodes),
             decode_context=sum(s.num_tokens for s, _ in self.decodes),
@@ -228,16 +232,21 @@ class DecodeScheduler:
             self._decodes = [(s, 1) for request_id, s in self._running.items() if request_id in self._with_room]
         return DecodePlan(self._decodes, self._prompts(len(self._decodes)))
 
+    def prompt_room(self, num_decodes: int) -> int:
+        """Prompt tokens that a step may compute beside so many decodes."""
+        if self.prompt_budget is not None:
+            return self.prompt_budget
+        # However many decode, prompts get a share: a steady batch must not starve those who wait to join it.
+        return max(self._config.token_budget - num_decodes, self._config.token_budget // MIN_PROMPT_SHARE, 1)
+
     def _prompts(self, num_decodes: int) -> list[tuple[Sequence, int]]:
         computing = [s for s in self._joining.values() if s.phase is Phase.COMPUTING]
         if not computing:
             return []
-        # However many decode, prompts get a share: a steady batch must not starve those who wait to join it.
-        left = max(self._config.token_budget - num_decodes, self._config.token_budget // MIN_PROMPT_SHARE, 1)
         counts = share_budget(
             [s.num_uncomputed_tokens for s in computing],
             [self._members[s.request_id].rank for s in computing],
-            left if self.prompt_budget is None else self.prompt_budget,
+            self.prompt_room(num_decodes),
             self._config.chunk_size,
         )
         return [(s, n) for s, n in zip(computing, counts, strict=True) if n]

@@ -84,7 +84,8 @@ class PrefillRole:
         """
         self._admit(now)
         report_tuning(self._pacing.update(now, self._bench.steps.cost), self._bench.channels)
-        plan = self._scheduler.plan() if len(self._in_flight) < self._max_in_flight else []
+        budget = self._bench.share.limited(self._scheduler.token_budget)
+        plan = self._scheduler.plan(budget) if len(self._in_flight) < self._max_in_flight else []
         if plan:
             self._launch(plan)
         worked = bool(self._in_flight)

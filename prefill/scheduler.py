@@ -88,11 +88,12 @@ class PrefillScheduler:
         prompt.num_missing = num_missing_tokens
         self._queue.served(prompt.key, num_missing_tokens, is_batch=prompt.rank.is_batch)
 
-    def plan(self) -> list[PlannedChunk]:
+    def plan(self, token_budget: int | None = None) -> list[PlannedChunk]:
+        """The next forward pass, of at most `token_budget` tokens (None: this scheduler's own)."""
         counts = share_budget(
             [prompt.num_missing for prompt in self._admitted.values()],
             [prompt.rank for prompt in self._admitted.values()],
-            self.token_budget,
+            self.token_budget if token_budget is None else token_budget,
             self.chunk_size,
             packs=self._packs,
         )

@@ -101,6 +101,8 @@ class SimDecodeRole:
             self._admit()
         self._bench.tuned += self._pacing.update(self._bench.clock.now, self._bench.steps.cost)
         plan = self.scheduler.plan(self._find_room)
+        room = self.scheduler.prompt_room(plan.num_decodes)
+        self._bench.share.planned(plan.num_decodes, room, plan.num_prompt_tokens)
         if plan.decodes or plan.prompts:
             self._launch(plan)
         if not self._bench.overlaps:
