@@ -14,11 +14,13 @@ from ..core.timeline import Timeline
 from ..gateway.admission import TICK_INTERVAL_S, Admission
 from ..gateway.cache_feed import CacheFeed
 from ..gateway.dispatcher import Dispatcher
+from ..gateway.elastic import Elastic, PoolWaits
 from ..gateway.generation import Generation, Unavailable
 from ..gateway.membership import Membership
 from ..gateway.metrics import Metrics
 from ..gateway.placement import Placement
 from ..gateway.prompts import Prompt
+from ..gateway.role_table import RoleTable
 from ..radix_cache.index import PrefixIndexes
 from .clock import VirtualClock
 from .network import SimNetwork
@@ -65,6 +67,8 @@ class SimGateway:
             self._membership, self._placement, self.admission, metrics, self._send, clock=clock.read
         )
         self._cache_feed = CacheFeed(index, self._send)
+        elastic = Elastic(config.ttft_target_s) if config.is_elastic else None
+        self._roles = RoleTable(self._membership, self._send, metrics, elastic, self._pool_waits, clock.read)
         self._is_ticking = False
         network.join(self.ref, self.handle)
 
@@ -85,7 +89,7 @@ class SimGateway:
         prompt = Prompt(request.prompt_token_ids(), sampling)
         changed = _Changed()
         try:
-            generation = self.dispatcher.submit(prompt, NAMESPACE, Timeline(), changed)
+            generation = self.dispatcher.submit(prompt, NAMESPACE, Timeline(), changed, request.urgency)
         except Unavailable as error:
             self._refuse(record, error)
             return
@@ -98,6 +102,10 @@ class SimGateway:
         self._membership.heard(sender, message, self._clock.now)
         self._cache_feed.handle(sender, message)
         self.dispatcher.handle(sender, message)
+        self._roles.handle(sender, message)
+
+    def _pool_waits(self) -> PoolWaits:
+        return PoolWaits(*self._placement.pool_waits(self._clock.now))
 
     def _send(self, receiver: NodeRef, message: Message) -> bool:
         self._network.send(self.ref, receiver, message)
@@ -128,5 +136,6 @@ class SimGateway:
     def _tick(self) -> None:
         self._is_ticking = False
         self.dispatcher.tick(self._clock.now)
+        self._roles.tick(self._clock.now)
         if self.dispatcher.num_in_flight or self.dispatcher.num_queued:
             self._tick_while_needed()

@@ -107,7 +107,7 @@ class Simulation:
         if self.network.num_handovers:
             faults.append(f"{self.network.num_handovers} hand-overs are open")
         in_flight, queued = self.gateway.dispatcher.num_in_flight, self.gateway.dispatcher.num_queued
-        if in_flight or queued or self.gateway.admission.num_in_flight:
+        if in_flight or queued or self.gateway.admission.credits.num_in_flight:
             faults.append(f"the gateway has {in_flight} requests in flight, {queued} queued")
         return faults
 

@@ -116,9 +116,9 @@ class SimWorker:
         for action in unread:
             action()
         num_steps = self.bench.num_steps
-        for role in self._both:
-            if role.num_requests or role.is_busy:
-                yield from role.step()
+        if self.prefill.num_requests or self.prefill.is_busy:
+            yield from self.prefill.step()
+        yield from self.decode.step()
         self.bench.report()
         self._has_launched = self.bench.num_steps > num_steps
         self._report_status(force=not self._has_launched and not any(role.is_busy for role in self._both))
