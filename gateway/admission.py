@@ -2,7 +2,8 @@
 
 Two classes have bounds of their own: interactive requests (`max_queue`, `max_queue_delay_s`) and batch requests, of
 which more may wait, for longer. Whoever is over a bound is refused and told when to come back: after its place in the
-queue over the rate at which the queue moves, which is that of the credits given back of late.
+queue over the rate at which the queue moves, which is that of the credits given back of late. Where the order is fair,
+a key that fills the queue does not keep the others out: the last of the key with the most waiting makes way for them.
 
 With a target for the time to the first token, an interactive request is refused as soon as it is certain to miss it:
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..core.queueing import FCFS, QueuePolicy, Waiting, WaitingQueue
+from ..core.request import Urgency
 from .credits import Credits
 
 TICK_INTERVAL_S = 0.05  # between two looks at who has waited for too long
@@ -67,7 +69,10 @@ class Admission:
         self._max_queue_delay_s = max_queue_delay_s
         self._ttft_target_s = ttft_target_s
         self._is_order_simple = policy == FCFS
+        self._is_fair = policy.is_fair
         self._queue = WaitingQueue(policy)
+        # (key, is batch) |-> requests that wait for the first time, in the order they came
+        self._of_key: dict[tuple[str, bool], dict[str, None]] = {}
         self._bounds: dict[str, _Bound] = {}
         self._releases: deque[float] = deque()
         self._busy_since: float | None = None  # when somebody first had to wait
@@ -89,6 +94,15 @@ class Admission:
             return self._queue.num_batch >= BATCH_QUEUE * self._max_queue
         return self._num_interactive >= self._max_queue
 
+    def who_makes_way(self, urgency: Urgency) -> str | None:
+        """The request to refuse in place of a newcomer when the queue is full; None: the newcomer itself."""
+        lines = {key: line for (key, is_batch), line in self._of_key.items() if is_batch == urgency.is_batch}
+        if not self._is_fair or not lines:
+            return None
+        most = max(lines, key=lambda key: len(lines[key]))
+        own = len(lines.get(urgency.key, ()))
+        return next(reversed(lines[most])) if len(lines[most]) > own + 1 else None
+
     def enqueue(self, entry: Waiting, *, returning: bool = False) -> None:
         """`returning`: it was sent out already and comes back, before all of its class; its target counts no more.
 
@@ -96,6 +110,8 @@ class Admission:
         """
         self._queue.push(entry, returning=returning)
         self._bounds[entry.request_id] = self._bound(entry, returning)
+        if not returning:
+            self._of_key.setdefault((entry.key, entry.is_batch), {})[entry.request_id] = None
         if self._busy_since is None:
             self._busy_since = entry.arrived_at
 
@@ -105,9 +121,13 @@ class Admission:
 
     def dequeue(self, request_id: str) -> None:
         """Nothing happens when it does not wait."""
-        if self._queue.remove(request_id) is None:
+        entry = self._queue.remove(request_id)
+        if entry is None:
             return
         del self._bounds[request_id]
+        line = self._of_key.get((entry.key, entry.is_batch), {})
+        if line.pop(request_id, True) is None and not line:
+            del self._of_key[entry.key, entry.is_batch]
         if not self._queue:
             self._busy_since = None
 

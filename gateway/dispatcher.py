@@ -108,13 +108,7 @@ class Dispatcher:
         if self.is_draining:
             raise Unavailable("this server is shutting down; ask another one", 503, retry_after=5)
         if pinned is None and self._admission.is_full(is_batch=urgency.is_batch):
-            self._metrics.refused("queue_full")
-            num_queued, batch = self._admission.num_queued, "batch " if urgency.is_batch else ""
-            raise Unavailable(
-                f"all workers are busy and {num_queued} requests wait already; try this {batch}request again later",
-                429,
-                self._admission.retry_after(now, is_batch=urgency.is_batch),
-            )
+            self._make_way(urgency, now)
         generation = Generation(uuid.uuid4().hex, prompt, namespace, changed, timeline, now, urgency, pinned)
         self._generations[generation.key] = generation
         with self._turn():
@@ -289,6 +283,17 @@ class Dispatcher:
         retry_after = max(self._admission.retry_after(now), math.ceil(wait_s))
         self._metrics.refused("deadline")
         self._fail(generation, Unavailable(self._admission.deadline_text(retry_after), 429, retry_after))
+
+    def _make_way(self, urgency: Urgency, now: float) -> None:
+        """The queue is full: refuse somebody, by raising Unavailable if it is the newcomer."""
+        self._metrics.refused("queue_full")
+        retry_after = self._admission.retry_after(now, is_batch=urgency.is_batch)
+        text = f"all workers are busy and {self._admission.num_queued} requests wait; try again in {retry_after} s"
+        error = Unavailable(text, 429, retry_after)
+        victim = self._admission.who_makes_way(urgency)
+        if victim is None:
+            raise error
+        self._fail(self._generations[victim], error)
 
     def _dispatch_pinned(self, generation: Generation, pinned: tuple[NodeRef, NodeRef | None]) -> None:
         route = Route(pinned[0], pinned[1], len(generation.prompt.token_ids), 0)

@@ -17,6 +17,7 @@ from .openai_api import ParsedRequest
 from .openai_format import ChatFormat, CompletionFormat, encode_json
 from .role_handlers import role_routes
 from .stream import Response, spell_timing
+from .urgency import urgency_of
 
 BODY_TIMEOUT_S = 60.0  # for a body to arrive
 LONG_BODY_BYTES = 256 * 1024
@@ -94,6 +95,7 @@ class Handlers:
             self._gateway.config.served_model,
             with_usage=parsed.include_usage,
             with_token_ids=parsed.return_token_ids,
+            service_tier=parsed.service_tier,
         )
 
     async def _receive(self, request: web.Request) -> tuple[Timeline, bytes]:
@@ -118,19 +120,21 @@ class Handlers:
     ) -> web.StreamResponse:
         prompts = await self._gateway.prompts.build(parsed, self._gateway.limits)
         timeline = timeline.stamped(Station.TOKENISED)
+        urgency = urgency_of(parsed.priority, parsed.service_tier, request.headers.get("Authorization", ""))
         try:
-            response.start(prompts, self._gateway.config.model_digest, timeline, parsed.stop)
+            response.start(prompts, self._gateway.config.model_digest, timeline, parsed.stop, urgency)
             if parsed.stream:
-                await response.wait_for_dispatch()
+                await response.wait_for_start()
                 return await self._stream(request, parsed, response)
             body = await response.whole()
-            headers = {"Server-Timing": spell_timing(response.timeline)}
+            headers = {"Server-Timing": spell_timing(response.timeline)} | response.queue_headers
             return web.Response(body=body, content_type="application/json", headers=headers)
         finally:
             response.close()
 
     async def _stream(self, request: web.Request, parsed: ParsedRequest, response: Response) -> web.StreamResponse:
-        stream = web.StreamResponse(headers=_SSE_HEADERS | {"X-Request-Id": shown_request_id(request)})
+        headers = _SSE_HEADERS | {"X-Request-Id": shown_request_id(request)} | response.queue_headers
+        stream = web.StreamResponse(headers=headers)
         await stream.prepare(request)
         try:
             async with aclosing(response.events(include_usage=parsed.include_usage)) as events:
@@ -174,7 +178,8 @@ class Handlers:
     async def workers(self, request: web.Request) -> web.StreamResponse:
         """Who is here, with what device and pool, and how KV travels between them now."""
         await self._gateway.cluster.ask_all(LedgerQuery)  # before they answer, workers send a fresh Status
-        return _json({"workers": describe_fleet(list(self._gateway.membership.workers.values()))})
+        workers = list(self._gateway.membership.workers.values())
+        return _json({"workers": describe_fleet(workers, self._gateway.backlogs)})
 
     async def tuner(self, request: web.Request) -> web.StreamResponse:
         """What each worker has learned of its steps, the settings it runs with, and why they are what they are."""

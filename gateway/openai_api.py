@@ -15,6 +15,7 @@ from ..core.errors import RequestError
 from ..core.request import SamplingParams
 from .json_errors import bounded, field_of, read_json, refuse_invalid
 from .unsupported import UnsupportedFields, refuse_unsupported
+from .urgency import PRIORITIES, given_tier
 
 MAX_PROMPTS = 128
 MAX_STOP_STRINGS = 16
@@ -47,6 +48,8 @@ class _CommonFields(UnsupportedFields, kw_only=True):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     return_token_ids: bool | None = None
+    priority: Annotated[int, Meta(ge=PRIORITIES[0], le=PRIORITIES[1])] | None = None
+    service_tier: str | None = None
 
 
 class _CompletionBody(_CommonFields, kw_only=True):
@@ -76,7 +79,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
 
     Exactly one of `texts`, `token_ids` (one entry a prompt, in the client's order) and `messages` is given.
     `max_tokens` is None when the client did not say; `sampling.max_tokens` is decided when the prompt's length is
-    known. `sampling.stop_token_ids` holds only what the client asked for.
+    known. `sampling.stop_token_ids` holds only what the client asked for. `service_tier` is what the answer says.
     """
 
     sampling: SamplingParams
@@ -88,6 +91,8 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     texts: tuple[str, ...] | None = None
     token_ids: tuple[list[int], ...] | None = None
     messages: tuple[dict[str, str], ...] | None = None
+    priority: int = 0
+    service_tier: str | None = None
 
 
 class RequestParser:
@@ -153,6 +158,8 @@ class RequestParser:
             texts=texts,
             token_ids=token_ids,
             messages=messages,
+            priority=fields.priority or 0,
+            service_tier=given_tier(fields.service_tier),
         )
 
     def _sampling(self, fields: _CommonFields) -> SamplingParams:

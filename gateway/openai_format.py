@@ -60,15 +60,30 @@ class _Base:
     """Fields common to all objects of one answer.
 
     `with_usage`: chunks carry `usage: null`, as OpenAI's do. `with_token_ids`: choices carry the ids of their tokens,
-    and a whole answer those of its prompt, under the names that vLLM gives them.
+    and a whole answer those of its prompt, under the names that vLLM gives them. `service_tier`: None leaves it out.
     """
 
     object_name: str
     chunk_name: str
 
-    def __init__(self, answer_id: str, model: str, *, with_usage: bool, with_token_ids: bool = False):
+    def __init__(
+        self,
+        answer_id: str,
+        model: str,
+        *,
+        with_usage: bool,
+        with_token_ids: bool = False,
+        service_tier: str | None = None,
+    ):
         self._with_token_ids = with_token_ids
-        self._head = {"id": answer_id, "object": self.chunk_name, "created": int(time.time()), "model": model}
+        self._head: dict[str, Any] = {
+            "id": answer_id,
+            "object": self.chunk_name,
+            "created": int(time.time()),
+            "model": model,
+        }
+        if service_tier is not None:
+            self._head["service_tier"] = service_tier
         self._tail: dict[str, Any] = {"usage": None} if with_usage else {}
 
     def _whole(self, choices: list[dict[str, Any]], usage: Usage, more: dict[str, list[int]] | None = None) -> bytes:

@@ -1,7 +1,8 @@
 """Response: the generations of one HTTP request, as a whole answer or as server-sent events.
 
 The writer never runs ahead of the client: it waits until what it wrote has been taken, and whatever tokens have come
-by then go out as one chunk. When nothing is to be sent for a while, a comment keeps the connection open.
+by then go out as one chunk. When nothing is to be sent for a while, a comment keeps the connection open; while the
+request waits for its turn, the comment says where it stands.
 """
 
 import asyncio
@@ -9,15 +10,18 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 
-from ..core.request import FinishReason
+from ..core.request import FinishReason, Urgency
 from ..core.timeline import Station, Timeline
 from ..vocab.tokenizer import Tokenizer
+from .admission import Place
 from .choices import Choice, Delta, usage_of
 from .dispatcher import Dispatcher
 from .generation import Unavailable
 from .metrics import Metrics
 from .openai_format import SSE_DONE, SSE_KEEP_ALIVE, AnswerFormat, error_object, error_of, sse
 from .prompts import Prompt
+
+_QUEUE_LOOK_S = 1.0  # a place in the queue that has changed is told this often at most
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +48,23 @@ class Response:
         self._changed = asyncio.Event()
         self._choices: list[Choice] = []
         self._started_at = time.monotonic()
+        self._first_place: Place | None = None
+        self._told_position = 0
+        self._told_at = 0.0
 
-    def start(self, prompts: Sequence[Prompt], namespace: str, timeline: Timeline, stop: Sequence[str]) -> None:
+    def start(
+        self,
+        prompts: Sequence[Prompt],
+        namespace: str,
+        timeline: Timeline,
+        stop: Sequence[str],
+        urgency: Urgency,
+    ) -> None:
         """Hands all prompts to the dispatcher."""
         for index, prompt in enumerate(prompts):
-            generation = self._dispatcher.submit(prompt, namespace, timeline, self._changed)
+            generation = self._dispatcher.submit(prompt, namespace, timeline, self._changed, urgency)
             self._choices.append(Choice(index, generation, self._tokenizer, stop))
+        self._first_place = self._place()
 
     def close(self) -> None:
         """Aborts the generations that have not ended and counts them all."""
@@ -66,31 +81,48 @@ class Response:
         """Of the first choice."""
         return self._choices[0].generation.timeline
 
+    @property
+    def queue_headers(self) -> dict[str, str]:
+        """Where it stood in the queue when it came (0: nowhere, it was sent out at once), and what was expected then.
+
+        With how long it has waited, once that is over.
+        """
+        place = self._first_place or Place(0, 0.0)
+        headers = {"X-Queue-Position": str(place.position)}
+        if place.start_s is not None:
+            headers["X-Queue-Estimated-Start-Ms"] = str(round(place.start_s * 1e3))
+        stamps = self.timeline.stamps
+        if Station.DISPATCHED in stamps and Station.TOKENISED in stamps:
+            waited_ns = stamps[Station.DISPATCHED] - stamps[Station.TOKENISED]
+            headers["X-Queue-Waited-Ms"] = str(round(waited_ns / 1e6))
+        return headers
+
     async def whole(self) -> bytes:
         """The answer in one piece, encoded."""
         async for _ in self._deltas(None):
             pass
         return self._answer.whole([choice.finished() for choice in self._choices], usage_of(self._choices))
 
-    async def wait_for_dispatch(self) -> None:
-        """Returns when the first chunk is there, or a generation has been with a worker for the keep-alive time.
-
-        Until then an error can still be a plain HTTP error.
+    async def wait_for_start(self) -> None:
+        """Returns when the first chunk is there, or after the keep-alive time: until then an error can still be a plain
+        HTTP error.
         """
-        while not any(choice.generation.was_dispatched for choice in self._choices):
-            await self._wait(None)
-            self._raise_error()
         deadline = time.monotonic() + self._keep_alive_s
         while not any(c.generation.output_token_ids or c.generation.ended for c in self._choices):
-            if not await self._wait(deadline - time.monotonic()):
+            if not await self._wait(max(deadline - time.monotonic(), 0.0)):
                 break
         self._raise_error()
 
     async def events(self, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
         """Server-sent events up to [DONE]; what comes together is joined. An error becomes the last event."""
         try:
+            if (place := self._place()) is not None:
+                yield self._tell(place)
             async for deltas in self._deltas(self._keep_alive_s):
-                yield b"".join(map(self._spell, deltas)) if deltas else SSE_KEEP_ALIVE
+                if deltas:
+                    yield b"".join(map(self._spell, deltas))
+                elif (comment := self._comment()) is not None:
+                    yield comment
         except Unavailable as error:
             yield sse(error_of(error))
             return
@@ -113,8 +145,27 @@ class Response:
             parts.append(self._answer.last(delta.index, delta.finish_reason))
         return b"".join(parts)
 
+    def _place(self) -> Place | None:
+        """In the queue; None as soon as one of the choices does not wait there any more."""
+        places = [self._dispatcher.place(choice.generation) for choice in self._choices]
+        known = [place for place in places if place is not None]
+        return min(known, key=lambda place: place.position) if len(known) == len(places) else None
+
+    def _comment(self) -> bytes | None:
+        """What to say when there is nothing to say; None: not yet."""
+        place, quiet_s = self._place(), time.monotonic() - self._told_at
+        if place is None:
+            return SSE_KEEP_ALIVE
+        return self._tell(place) if place.position != self._told_position or quiet_s >= self._keep_alive_s else None
+
+    def _tell(self, place: Place) -> bytes:
+        self._told_position, self._told_at = place.position, time.monotonic()
+        return spell_place(place)
+
     async def _deltas(self, keep_alive_s: float | None) -> AsyncGenerator[list[Delta], None]:
-        """What is new in all choices, until all have ended; an empty list after `keep_alive_s` without anything."""
+        """What is new in all choices, until all have ended; an empty list after `keep_alive_s` without anything, and
+        sooner while it waits in the queue.
+        """
         while True:
             self._changed.clear()
             deltas = [delta for choice in self._choices if (delta := self._advance(choice)) is not None]
@@ -123,7 +174,10 @@ class Response:
             if all(choice.finish_reason is not None for choice in self._choices):
                 return
             self._raise_error()
-            if not self._changed.is_set() and not await self._wait(keep_alive_s):
+            pause_s = keep_alive_s
+            if pause_s is not None and not any(choice.generation.was_dispatched for choice in self._choices):
+                pause_s = min(pause_s, _QUEUE_LOOK_S)
+            if not self._changed.is_set() and not await self._wait(pause_s):
                 yield []
 
     def _advance(self, choice: Choice) -> Delta | None:
@@ -150,6 +204,12 @@ class Response:
             return False
         self._changed.clear()
         return True
+
+
+def spell_place(place: Place) -> bytes:
+    """A place in the queue as an SSE comment."""
+    start = "" if place.start_s is None else f", estimated start in {place.start_s:.1f} s"
+    return f": queue position {place.position}{start}\n\n".encode()
 
 
 def spell_timing(timeline: Timeline) -> str:

@@ -32,6 +32,12 @@ def world_module() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def hand_module(world_module: ModuleType) -> ModuleType:
+    """tests/gateway/hand_driven.py."""
+    return _load("hand_driven")
+
+
+@pytest.fixture(scope="session")
 def tokenizer(tiny_model: Path) -> Tokenizer:
     return Tokenizer.from_folder(tiny_model)
 

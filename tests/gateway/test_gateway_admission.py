@@ -1,123 +1,238 @@
-"""Credits, the queue and Retry-After, by literals; and a model that counts along."""
+"""The queue: its order and bounds, what it predicts, and when it refuses early. By literals."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from baton.core.errors import LocalProtocolError
 from baton.core.messages import NodeRef
-from baton.gateway.admission import EXPECTED_GROWTH, Admission
+from baton.core.queueing import FAIR, FCFS, PRIORITY, QueuePolicy, Waiting
+from baton.core.request import Urgency
+from baton.gateway.admission import BATCH_DELAY_S, BATCH_QUEUE, TICK_INTERVAL_S, Admission, Place
+from baton.gateway.credits import Ask
 
-D0, D1 = NodeRef("decode-0", 1), NodeRef("decode-1", 1)
+D0 = NodeRef("decode-0", 1)
 
 
-def with_worker(num_blocks: int = 64, max_running: int = 8, block_size: int = 16) -> Admission:
-    admission = Admission(max_queue=2, max_queue_delay_s=60.0)
-    admission.add_worker(D0, block_size=block_size, num_blocks=num_blocks, max_running=max_running)
+def with_worker(
+    policy: QueuePolicy = FCFS, *, max_queue: int = 2, delay_s: float = 60.0, target_s: float | None = None
+) -> Admission:
+    admission = Admission(max_queue, delay_s, policy, target_s)
+    admission.credits.add_worker(D0, block_size=16, num_blocks=1000, max_running=100)
     return admission
 
 
-def test_blocks_cover_prompt_and_expected_growth() -> None:
-    admission = with_worker(num_blocks=10)
-    assert admission.with_credit(159, 1) == [D0]  # 160 tokens, 10 blocks
-    assert admission.with_credit(160, 1) == []
-    assert admission.with_credit(100, 60) == [D0]
-    assert admission.with_credit(100, 61) == []
+def released(admission: Admission, *times: float) -> None:
+    for at in times:
+        admission.credits.take(f"released at {at}", D0, Ask(1, 0, 1))
+        admission.release(f"released at {at}", at)
 
 
-def test_growth_is_bounded() -> None:
-    admission = with_worker(num_blocks=(EXPECTED_GROWTH + 16) // 16)
-    assert admission.with_credit(16, 100_000) == [D0]
-    assert admission.with_credit(17, 100_000) == []
+def heads(admission: Admission, now: float) -> list[str]:
+    names = []
+    while (entry := admission.head(now)) is not None:
+        names.append(entry.request_id)
+        admission.dequeue(entry.request_id)
+    return names
 
 
-def test_growing_requests_are_not_admitted_all_at_once() -> None:
-    """Pool of 64 blocks of one token; four requests of 10 that may grow by 30: one at a time has 40."""
-    admission = with_worker(num_blocks=64, block_size=1)
-    admission.take("a", D0, 10, 30)
-    assert admission.with_credit(10, 30) == []
-    admission.release("a", 1.0)
-    assert admission.with_credit(10, 30) == [D0]
+# ---- order and bounds ----------------------------------------------------------------------------------------------
 
 
-def test_max_running() -> None:
-    admission = with_worker(max_running=2)
-    admission.take("a", D0, 1, 1)
-    admission.take("b", D0, 1, 1)
-    assert admission.with_credit(1, 1) == []
-    with pytest.raises(LocalProtocolError):
-        admission.take("c", D0, 1, 1)
-
-
-def test_credit_is_given_back_exactly_once() -> None:
+def test_first_come_first_served_and_who_returns_before_all() -> None:
     admission = with_worker()
-    admission.take("a", D0, 1, 1)
+    admission.enqueue(Waiting("a", 0.0))
+    admission.enqueue(Waiting("batch", 0.0, is_batch=True))
+    admission.enqueue(Waiting("b", 1.0, priority=0))
+    admission.enqueue(Waiting("back", 2.0), returning=True)
     with pytest.raises(LocalProtocolError):
-        admission.take("a", D0, 1, 1)
-    admission.release("a", 0.0)
-    with pytest.raises(LocalProtocolError):
-        admission.release("a", 0.0)
-
-
-def test_a_worker_that_left_takes_its_credit_along() -> None:
-    admission = with_worker()
-    admission.add_worker(D1, block_size=16, num_blocks=4, max_running=1)
-    admission.take("a", D1, 1, 1)
-    admission.remove_worker(D1)
-    assert admission.with_credit(1, 1) == [D0]
-    admission.release("a", 0.0)
-    assert admission.num_in_flight == 0
-
-
-def test_the_queue_is_first_come_first_served() -> None:
-    admission = with_worker()
-    for request_id in ("a", "b"):
-        assert not admission.is_full
-        admission.enqueue(request_id, 0.0)
-    assert admission.is_full
-    assert admission.head == "a"
-    admission.enqueue("resumed", 0.0, first=True)
-    assert admission.head == "resumed"
-    admission.dequeue("resumed")
+        admission.enqueue(Waiting("a", 3.0))
     admission.dequeue("a")
     admission.dequeue("a")
-    assert admission.head == "b"
+    assert heads(admission, 3.0) == ["back", "b", "batch"]
+    assert admission.num_queued == 0
 
 
-def test_waiting_is_bounded() -> None:
+def test_the_policy_decides_the_order() -> None:
+    admission = with_worker(PRIORITY)
+    admission.enqueue(Waiting("low", 0.0, priority=4))
+    admission.enqueue(Waiting("high", 1.0, priority=0))
+    assert heads(admission, 1.0) == ["high", "low"]
+
+
+def test_each_class_has_its_own_length() -> None:
+    admission = with_worker(max_queue=2)
+    for number in range(2):
+        assert not admission.is_full(is_batch=False)
+        admission.enqueue(Waiting(f"i{number}", 0.0))
+    assert admission.is_full(is_batch=False)
+    for number in range(2 * BATCH_QUEUE):
+        assert not admission.is_full(is_batch=True)
+        admission.enqueue(Waiting(f"b{number}", 0.0, is_batch=True))
+    assert admission.is_full(is_batch=True)
+    assert (admission.num_queued, admission.num_batch_queued) == (10, 8)
+
+
+def test_each_class_has_its_own_patience() -> None:
     admission = with_worker()
-    admission.enqueue("a", 0.0)
-    admission.enqueue("b", 30.0)
+    admission.enqueue(Waiting("a", 0.0))
+    admission.enqueue(Waiting("b", 30.0))
+    admission.enqueue(Waiting("batch", 0.0, is_batch=True))
     assert admission.expired(60.0) == []
-    assert admission.expired(60.1) == ["a"]
-    assert admission.expired(90.1) == ["a", "b"]
+    assert admission.expired(60.1) == [("a", "queue_delay")]
+    assert admission.expired(90.1) == [("a", "queue_delay"), ("b", "queue_delay")]
+    admission.dequeue("a")
+    admission.dequeue("b")
+    assert admission.expired(BATCH_DELAY_S) == []
+    assert admission.expired(BATCH_DELAY_S + 0.1) == [("batch", "queue_delay")]
+
+
+def test_a_full_queue_belongs_to_all_keys_where_the_order_is_fair() -> None:
+    admission = with_worker(FAIR, max_queue=4)
+    for name, key in (("g1", "greedy"), ("g2", "greedy"), ("m1", "modest"), ("g3", "greedy")):
+        admission.enqueue(Waiting(name, 0.0, key=key))
+    admission.enqueue(Waiting("g0", 0.0, key="greedy"), returning=True)  # it has waited its time already
+    assert admission.who_makes_way(Urgency(key="greedy")) is None
+    assert admission.who_makes_way(Urgency(key="modest")) == "g3"  # two would be fewer than three
+    assert admission.who_makes_way(Urgency(key="new")) == "g3"
+    assert admission.who_makes_way(Urgency(key="new", is_batch=True)) is None
+    admission.dequeue("g3")
+    assert admission.who_makes_way(Urgency(key="modest")) is None  # one each and one more
+    assert admission.who_makes_way(Urgency(key="new")) == "g2"
+    assert with_worker(PRIORITY).who_makes_way(Urgency(key="new")) is None
+
+
+# ---- what is to be expected ------------------------------------------------------------------------------------------
+
+
+def test_places_and_starts() -> None:
+    admission = with_worker(PRIORITY)
+    admission.enqueue(Waiting("a", 10.0, priority=2))
+    admission.enqueue(Waiting("b", 10.0, priority=2))
+    assert admission.place("a", 10.0) == Place(1, None)
+    assert admission.place("b", 10.0) == Place(2, None)
+    assert admission.place("x", 10.0) is None
+    released(admission, 10.5, 11.0, 11.5, 12.0)  # two a second
+    assert admission.place("b", 12.0) == Place(2, 1.0)
+    admission.enqueue(Waiting("urgent", 12.0, priority=0))
+    assert admission.place("urgent", 12.0) == Place(1, 0.5)
+    assert admission.place("b", 12.0) == Place(3, 1.5)
+    admission.dequeue("b")
+    assert admission.place("b", 12.0) is None
+
+
+def test_the_rate_is_that_of_a_queue_that_waits() -> None:
+    """A minute of idling before a burst says nothing of how fast the workers are."""
+    admission = with_worker()
+    released(admission, 1.0, 31.0)
+    admission.enqueue(Waiting("a", 60.0))
+    released(admission, 60.1, 60.2)
+    assert admission.place("a", 60.2) == Place(1, None)  # two releases are no rate
+    released(admission, 60.3)
+    place = admission.place("a", 60.3)
+    assert place is not None
+    assert place.start_s == pytest.approx(0.1)
+    # Old ones count no more: five in the last ten seconds.
+    released(admission, *(70.0 + n for n in range(5)))
+    place = admission.place("a", 75.0)
+    assert place is not None
+    assert place.start_s == pytest.approx(2.0)
 
 
 def test_retry_after_follows_the_rate_of_releases() -> None:
-    admission = with_worker()
-    for number in range(20):  # two a second over the last ten seconds
-        admission.take(str(number), D0, 1, 1)
-        admission.release(str(number), number * 0.5)
+    admission = with_worker(max_queue=100)
+    released(admission, *(0.5 * number for number in range(20)))  # two a second over the last ten seconds
     assert admission.retry_after(10.0) == 1
     for number in range(9):
-        admission.enqueue(f"waiting-{number}", 10.0)
+        admission.enqueue(Waiting(f"waiting-{number}", 10.0))
     assert admission.retry_after(10.0) == 5  # ten requests at two a second
     assert admission.retry_after(18.5) == 34  # three releases in the last ten seconds: 10 / 0.3
     assert admission.retry_after(1000.0) == 10  # none: nobody knows
+    admission.enqueue(Waiting("batch", 1000.0, is_batch=True))
+    released(admission, *(1000.0 + n for n in range(1, 11)))  # one a second
+    assert admission.retry_after(1010.0) == 10  # interactive ones do not wait for batch
+    assert admission.retry_after(1010.0, is_batch=True) == 11
+    released(admission, 1009.5)
+    for number in range(1000):
+        admission.enqueue(Waiting(f"more-{number}", 1010.0))
+    assert admission.retry_after(1010.0) == 60
 
 
-@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 400), st.booleans()), max_size=40))
-def test_the_pool_is_never_promised_twice(steps: list[tuple[int, int, bool]]) -> None:
-    admission = with_worker(num_blocks=50, max_running=5)
-    held: dict[str, int] = {}
-    for number, (num_tokens, max_tokens, release) in enumerate(steps):
-        if release and held:
-            admission.release(held.popitem()[0], 0.0)
-            continue
-        blocks = -(-(num_tokens + min(max_tokens, EXPECTED_GROWTH)) // 16)
-        fits = len(held) < 5 and sum(held.values()) + blocks <= 50
-        assert admission.with_credit(num_tokens, max_tokens) == ([D0] if fits else [])
-        if fits:
-            admission.take(str(number), D0, num_tokens, max_tokens)
-            held[str(number)] = blocks
-        assert admission.num_in_flight == len(held)
+# ---- early ends ------------------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_is_met_at_the_last_look_before_it() -> None:
+    admission = with_worker(target_s=0.5)
+    admission.enqueue(Waiting("a", 10.0))
+    admission.enqueue(Waiting("batch", 10.0, is_batch=True))
+    admission.enqueue(Waiting("back", 10.0), returning=True)
+    assert admission.expired(10.5 - TICK_INTERVAL_S) == []
+    assert admission.expired(10.5 - TICK_INTERVAL_S + 0.001) == [("a", "deadline")]
+    assert admission.expired(60.0) == [("a", "deadline")]
+    assert "500 ms target" in admission.deadline_text(3)
+    assert "3 s" in admission.deadline_text(3)
+
+
+def test_the_shorter_of_target_and_delay_counts() -> None:
+    admission = with_worker(target_s=5.0, delay_s=1.0)
+    admission.enqueue(Waiting("a", 0.0))
+    assert admission.expired(1.1) == [("a", "queue_delay")]
+
+
+def test_a_short_target_leaves_half_of_it() -> None:
+    admission = with_worker(target_s=0.04)
+    admission.enqueue(Waiting("a", 0.0))
+    assert admission.expired(0.02) == []
+    assert admission.expired(0.021) == [("a", "deadline")]
+
+
+def test_hopeless_when_its_place_is_too_far_back() -> None:
+    admission = with_worker(target_s=1.0)
+    admission.enqueue(Waiting("first", 0.0))
+    released(admission, 0.1, 0.2, 0.3, 0.4)  # ten a second
+    for number in range(2, 11):
+        admission.enqueue(Waiting(f"{number}", 0.4))
+        assert not admission.is_hopeless(f"{number}", 0.4)
+    admission.enqueue(Waiting("11", 0.4))
+    assert admission.is_hopeless("11", 0.4)  # 1.1 s
+    admission.enqueue(Waiting("batch", 0.4, is_batch=True))
+    assert not admission.is_hopeless("batch", 0.4)
+    admission.enqueue(Waiting("back", 0.4), returning=True)
+    assert not admission.is_hopeless("back", 0.4)
+    assert not admission.is_hopeless("not waiting", 0.4)
+
+
+def test_a_high_class_is_not_hopeless_behind_a_long_low_one() -> None:
+    admission = with_worker(PRIORITY, target_s=1.0)
+    for number in range(30):
+        admission.enqueue(Waiting(f"{number}", 0.0, priority=2))
+    released(admission, 0.1, 0.2, 0.3, 0.4)
+    admission.enqueue(Waiting("high", 0.4, priority=0))
+    admission.enqueue(Waiting("low", 0.4, priority=2))
+    assert not admission.is_hopeless("high", 0.4)
+    assert admission.is_hopeless("low", 0.4)
+
+
+def test_nobody_is_hopeless_without_a_rate_or_a_target() -> None:
+    admission = with_worker(target_s=0.001)
+    admission.enqueue(Waiting("a", 0.0))
+    assert not admission.is_hopeless("a", 10.0)
+    admission = with_worker()
+    admission.enqueue(Waiting("a", 0.0))
+    released(admission, 1.0, 2.0, 3.0)
+    assert not admission.is_hopeless("a", 10.0)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "wait_s", "own_s", "too_late"),
+    [
+        (0.0, 0.0, 0.1, False),
+        (0.3, 0.1, 0.1, False),  # 0.4 of 0.5 - 0.1
+        (0.31, 0.1, 0.1, True),
+        (0.0, 0.41, 0.1, True),
+        (0.0, 0.0, 9.0, False),  # longer than the target even alone: a quarter of it may be waited
+        (0.1, 0.02, 9.0, False),
+        (0.1, 0.03, 9.0, True),
+    ],
+)
+def test_too_late_at_its_turn(waited_s: float, wait_s: float, own_s: float, too_late: bool) -> None:
+    assert with_worker(target_s=0.5).is_too_late(waited_s, wait_s, own_s) is too_late
+    assert not with_worker().is_too_late(waited_s, wait_s, own_s)

@@ -1,0 +1,196 @@
+"""Which workers can take one more request: by literals, and a model that simulates what they would hold."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.core.errors import LocalProtocolError
+from baton.core.messages import NodeRef
+from baton.gateway.credits import Ask, Credits
+from baton.gateway.growth import UNKNOWN_GROWTH
+
+D0, D1 = NodeRef("decode-0", 1), NodeRef("decode-1", 1)
+
+
+def ask(num_tokens: int, max_tokens: int, *, num_generated: int = 0, is_batch: bool = False) -> Ask:
+    return Ask(num_tokens, num_generated, max_tokens, is_batch)
+
+
+def with_worker(num_blocks: int = 64, max_running: int = 8, block_size: int = 16) -> Credits:
+    credits = Credits()
+    credits.add_worker(D0, block_size=block_size, num_blocks=num_blocks, max_running=max_running)
+    return credits
+
+
+def test_blocks_cover_prompt_and_expected_growth() -> None:
+    credits = with_worker(num_blocks=10)
+    assert credits.with_credit(ask(159, 1)) == [D0]  # 160 tokens, 10 blocks
+    assert credits.with_credit(ask(160, 1)) == []
+    assert credits.with_credit(ask(100, 60)) == [D0]
+    assert credits.with_credit(ask(100, 61)) == []
+
+
+def test_growth_is_bounded_while_nothing_is_known() -> None:
+    credits = with_worker(num_blocks=(UNKNOWN_GROWTH + 16) // 16)
+    assert credits.with_credit(ask(16, 100_000)) == [D0]
+    assert credits.with_credit(ask(17, 100_000)) == []
+
+
+def test_growing_requests_are_not_admitted_all_at_once() -> None:
+    """A pool of 64 blocks of one token; four requests of 10 that grow by 30: one at a time has 40 at its end."""
+    credits = with_worker(num_blocks=64, block_size=1)
+    credits.take("a", D0, ask(10, 30))
+    assert credits.with_credit(ask(10, 30)) == []
+    credits.release("a")
+    assert credits.with_credit(ask(10, 30)) == [D0]
+
+
+def test_what_ends_soon_makes_room_for_what_comes() -> None:
+    """Blocks of one token. Where the first has n of its 30 tokens still to come, the worst moment is its end: it holds
+    40 then, and a newcomer of 10 holds 10 + n.
+    """
+    credits = with_worker(num_blocks=64, block_size=1)
+    credits.take("a", D0, ask(25, 30, num_generated=15))
+    assert credits.with_credit(ask(10, 30)) == []  # n = 15: 65
+    credits.release("a")
+    credits.take("a", D0, ask(26, 30, num_generated=16))
+    assert credits.with_credit(ask(10, 30)) == [D0]  # n = 14: 64
+
+
+def test_progress_is_seen_now_and_then() -> None:
+    credits = with_worker(num_blocks=64, block_size=1)
+    credits.take("a", D0, ask(10, 40))
+    assert credits.with_credit(ask(10, 30)) == []
+    credits.generated("a", 33)  # n = 7: 50 + 17 is more than 64
+    assert credits.with_credit(ask(10, 30)) == []
+    assert credits.with_credit(ask(7, 30)) == [D0]
+
+
+def test_lengths_are_learned() -> None:
+    credits = with_worker(num_blocks=100, block_size=1)
+    assert credits.with_credit(ask(50, 1000)) == []
+    for _ in range(16):
+        credits.answered(20, was_cut=False)
+    assert credits.with_credit(ask(80, 1000)) == [D0]
+    assert credits.with_credit(ask(81, 1000)) == []
+    assert credits.with_credit(ask(90, 10)) == [D0]
+
+
+def test_a_prediction_that_was_wrong_is_made_anew() -> None:
+    credits = with_worker(num_blocks=400, block_size=1)
+    for _ in range(16):
+        credits.answered(20, was_cut=False)
+    credits.take("a", D0, ask(10, 1000))
+    assert credits.with_credit(ask(300, 1)) == [D0]
+    credits.generated("a", 100)  # longer than any: it is expected to get 256 more
+    assert credits.with_credit(ask(300, 1)) == []
+
+
+def test_max_running() -> None:
+    credits = with_worker(max_running=2)
+    credits.take("a", D0, ask(1, 1))
+    credits.take("b", D0, ask(1, 1))
+    assert credits.with_credit(ask(1, 1)) == []
+    with pytest.raises(LocalProtocolError):
+        credits.take("c", D0, ask(1, 1))
+
+
+@pytest.mark.parametrize(("cap", "places"), [(None, 64), (1, 2), (8, 10), (9, 12), (60, 64), (500, 64)])
+def test_the_present_cap_counts_and_a_quarter_is_sent_ahead(cap: int | None, places: int) -> None:
+    credits = with_worker(max_running=64, num_blocks=1000)
+    credits.set_cap(D0, cap)
+    credits.set_cap(D1, 1)  # not known: nothing happens
+    for number in range(places):
+        credits.take(str(number), D0, ask(1, 1))
+    assert credits.with_credit(ask(1, 1)) == []
+
+
+def test_batch_takes_what_is_left_and_leaves_an_eighth() -> None:
+    credits = with_worker(max_running=8, num_blocks=64)
+    for number in range(7):
+        credits.take(f"b{number}", D0, ask(1, 1, is_batch=True))
+    assert credits.with_credit(ask(1, 1, is_batch=True)) == []
+    # Interactive requests have all eight places: the worker preempts batch for them.
+    for number in range(8):
+        credits.take(f"i{number}", D0, ask(1, 1))
+    assert credits.with_credit(ask(1, 1)) == []
+    for number in range(8):
+        credits.release(f"i{number}")
+    credits.release("b0")
+    assert credits.with_credit(ask(1, 1, is_batch=True)) == [D0]
+
+
+def test_batch_leaves_an_eighth_of_the_blocks_but_one_alone_may_have_all() -> None:
+    credits = with_worker(num_blocks=64, block_size=1)
+    assert credits.with_credit(ask(63, 1, is_batch=True)) == [D0]
+    credits.take("i", D0, ask(9, 1))
+    assert credits.with_credit(ask(45, 1, is_batch=True)) == [D0]  # 10 + 46 = 56 of 64
+    assert credits.with_credit(ask(46, 1, is_batch=True)) == []
+    credits.take("b", D0, ask(45, 1, is_batch=True))
+    assert credits.with_credit(ask(53, 1)) == [D0]  # as if b were not there
+    assert credits.with_credit(ask(54, 1)) == []
+
+
+def test_batch_moves_where_there_is_one_place() -> None:
+    credits = with_worker(max_running=1)
+    assert credits.with_credit(ask(1, 1, is_batch=True)) == [D0]
+    credits.take("b", D0, ask(1, 1, is_batch=True))
+    assert credits.with_credit(ask(1, 1, is_batch=True)) == []
+    assert credits.with_credit(ask(1, 1)) == [D0]
+
+
+def test_credit_is_given_back_exactly_once() -> None:
+    credits = with_worker()
+    credits.take("a", D0, ask(1, 1))
+    with pytest.raises(LocalProtocolError):
+        credits.take("a", D0, ask(1, 1))
+    credits.release("a")
+    with pytest.raises(LocalProtocolError):
+        credits.release("a")
+
+
+def test_a_worker_that_left_takes_its_credit_along() -> None:
+    credits = with_worker()
+    credits.add_worker(D1, block_size=16, num_blocks=4, max_running=1)
+    credits.take("a", D1, ask(1, 1))
+    credits.remove_worker(D1)
+    assert credits.with_credit(ask(1, 1)) == [D0]
+    credits.generated("a", 5)
+    # Another life of the same name has nothing to do with it.
+    credits.add_worker(D1, block_size=16, num_blocks=4, max_running=1)
+    credits.release("a")
+    assert credits.num_in_flight == 0
+    assert credits.with_credit(ask(1, 1)) == [D0, D1]
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["take", "grow", "release"]), st.integers(1, 100), st.integers(1, 100)), max_size=40
+)
+
+
+@given(STEPS)
+def test_what_was_promised_fits_whatever_comes(steps: list[tuple[str, int, int]]) -> None:
+    """All answers get their max_tokens here, a token a step, which is predicted: the pool is never overcommitted."""
+    num_blocks, block_size = 30, 16
+    credits = with_worker(num_blocks=num_blocks, max_running=5)
+    live: dict[str, list[int]] = {}  # request |-> tokens now, tokens to come
+    for number, (kind, num_tokens, max_tokens) in enumerate(steps):
+        if kind == "take" and credits.with_credit(ask(num_tokens, max_tokens)):
+            credits.take(str(number), D0, ask(num_tokens, max_tokens))
+            live[str(number)] = [num_tokens, max_tokens]
+        elif kind == "release" and live:
+            name = min(live)
+            del live[name]
+            credits.release(name)
+        elif kind == "grow":
+            for name in list(live):
+                live[name] = [live[name][0] + 1, live[name][1] - 1]
+                credits.generated(name, 1)
+                if live[name][1] == 0:
+                    del live[name]
+                    credits.release(name)
+        assert len(live) == credits.num_in_flight <= 5
+        worst = max(
+            sum(-(-(tokens + t) // block_size) for tokens, left in live.values() if t <= left) for t in range(101)
+        )
+        assert worst <= num_blocks
