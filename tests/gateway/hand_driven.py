@@ -1,4 +1,4 @@
-"""A dispatcher with its real admission and placement, on a clock that the test moves; workers are a list of messages."""
+"""A dispatcher with its real admission and placement, on a clock that a test moves. Workers are a list of messages."""
 
 import asyncio
 import heapq
