@@ -4,9 +4,11 @@
     give      short for PATIENCE_S without a break: a worker of the other pool gets the role beside its own
     take back the helped pool has not been short for the calm time, or the other pool is short for PATIENCE_S
 
-A worker never loses its own role here, so no pool is ever emptied. What keeps it from swinging with the load: changes
-are CHANGE_INTERVAL_S apart, a role that was given stays STAY_S, after one was taken back none is given for
-REST_S, and one that is missed again within RELAPSE_S had been taken back too early: the calm time doubles.
+A worker never loses its own role here, and a helper that is left alone keeps the other one too: no pool is ever
+emptied. The only decode worker is not made a prefill worker: whatever it prefilled would be its own, which it does
+anyway. What keeps roles from swinging with the load: changes are CHANGE_INTERVAL_S apart, a role that was given stays
+STAY_S, after one was taken back none is given for REST_S, and one that is missed again within RELAPSE_S had been taken
+back too early: the calm time doubles.
 """
 
 from collections.abc import Mapping
@@ -95,7 +97,8 @@ class Elastic:
 
     def _take_back(self, now: float, masks: Mapping[NodeRef, tuple[Role, ...]]) -> RoleChange | None:
         for ref, help_ in self._helps.items():
-            if now - help_.since < STAY_S:
+            is_alone = not any(help_.role in mask for other, mask in masks.items() if other != ref)
+            if is_alone or now - help_.since < STAY_S:
                 continue
             reason = self._why_back(help_, now)
             if reason:
@@ -120,8 +123,8 @@ class Elastic:
             return None
         if any(help_.role is not role for help_ in self._helps.values()):
             return None  # it is to be taken back first
-        ref = next((ref for ref, mask in masks.items() if mask == (_other(role),)), None)
-        if ref is None or not any(role in mask for mask in masks.values()):
+        ref = _helper(role, masks)
+        if ref is None:
             return None
         if now - self._taken_back_at.get(role, -RELAPSE_S) < RELAPSE_S:
             self._calm_s[role] = min(2 * self._calm_s[role], GREATEST_CALM_S)
@@ -134,6 +137,17 @@ class Elastic:
             f"the {role} pool's predicted wait of {waits.of(role):.2f} s has been over {FACTOR:g} times the "
             f"{_other(role)} pool's ({waits.of(_other(role)):.2f} s) for {PATIENCE_S:g} s",
         )
+
+
+def _helper(role: Role, masks: Mapping[NodeRef, tuple[Role, ...]]) -> NodeRef | None:
+    """Who is to get the role, when somebody has it already."""
+    num_with = {role: sum(role in mask for mask in masks.values()) for role in Role}
+    if not num_with[role]:
+        return None
+    # A decode worker can always compute the prompts it decodes itself: its prefill role is for others.
+    if role is Role.PREFILL and num_with[Role.DECODE] < 2:
+        return None
+    return next((ref for ref, mask in masks.items() if mask == (_other(role),)), None)
 
 
 def _other(role: Role) -> Role:

@@ -18,7 +18,7 @@ SHORT_OF_PREFILL, SHORT_OF_DECODE, EVEN = PoolWaits(4.0, 0.1), PoolWaits(0.1, 4.
 class Fleet:
     """Workers that do at once what they are told."""
 
-    def __init__(self, num_prefill: int = 1, num_decode: int = 1, target_s: float | None = None):
+    def __init__(self, num_prefill: int = 1, num_decode: int = 2, target_s: float | None = None):
         self.elastic = Elastic(target_s)
         self.now = 0.0
         self.own = {NodeRef(f"p{i}", 1): (PREFILL,) for i in range(num_prefill)}
@@ -32,9 +32,16 @@ class Fleet:
             change = self.elastic.update(self.now, waits, self.masks)
             if change is not None:
                 assert change.roles != self.masks[change.worker]
+                pools = self.pools
                 self.masks[change.worker] = change.roles
+                assert self.pools >= pools, "a pool was emptied"
                 self.changes.append((self.now, change))
             self.now += TICK_S
+
+    @property
+    def pools(self) -> set[Role]:
+        """Those that somebody is in."""
+        return {role for mask in self.masks.values() for role in mask}
 
     def helping(self, role: Role) -> int:
         return sum(role in mask and role not in self.own[ref] for ref, mask in self.masks.items())
@@ -42,12 +49,12 @@ class Fleet:
 
 def test_a_decode_worker_helps_after_five_seconds_and_stops_after_thirty_calm_ones() -> None:
     fleet = Fleet()
-    fleet.run(60, SHORT_OF_PREFILL)
+    fleet.run(14, SHORT_OF_PREFILL)
     assert [(at, c.worker.node_id, c.roles) for at, c in fleet.changes] == [(5.0, "d0", BOTH)]
     assert "predicted wait of 4.00 s" in fleet.changes[0][1].reason
     fleet.run(60, EVEN)
     at, change = fleet.changes[1]
-    assert (at, change.worker.node_id, change.roles) == (59.75 + 30, "d0", (DECODE,))
+    assert (at, change.worker.node_id, change.roles) == (13.75 + 30, "d0", (DECODE,))
     assert len(fleet.changes) == 2
 
 
@@ -85,6 +92,25 @@ def test_a_break_starts_the_five_seconds_anew() -> None:
         fleet.run(4.5, SHORT_OF_PREFILL)
         fleet.run(TICK_S, EVEN)
     assert not fleet.changes
+
+
+def test_a_helper_that_is_left_alone_goes_on() -> None:
+    fleet = Fleet(1, 1)
+    fleet.run(10, SHORT_OF_DECODE)
+    del fleet.masks[NodeRef("d0", 1)]
+    fleet.run(300, EVEN)
+    assert fleet.masks == {NodeRef("p0", 1): BOTH}
+    fleet.masks[NodeRef("d0", 2)] = (DECODE,)
+    fleet.run(60, EVEN)
+    assert fleet.masks[NodeRef("p0", 1)] == (PREFILL,)
+
+
+def test_the_only_decode_worker_does_not_prefill_for_nobody() -> None:
+    fleet = Fleet(2, 1)
+    fleet.run(60, SHORT_OF_PREFILL)
+    assert not fleet.changes
+    fleet.run(60, SHORT_OF_DECODE)
+    assert fleet.helping(DECODE) == 2
 
 
 def test_a_pool_that_has_no_worker_gets_none() -> None:
@@ -128,7 +154,7 @@ def test_alternating_load_does_not_make_roles_swing(period_s: int, quiet: PoolWa
 
 def test_one_that_is_missed_soon_again_is_kept_longer() -> None:
     """A pool that needs its helper all the time is even while it has it: taking it back must not go on for ever."""
-    fleet = Fleet()
+    fleet = Fleet(1, 2)
     for _ in range(3600):
         fleet.run(1, EVEN if fleet.helping(PREFILL) else SHORT_OF_PREFILL)
     assert fleet.helping(PREFILL) == 1

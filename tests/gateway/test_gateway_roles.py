@@ -125,16 +125,16 @@ def test_a_worker_that_leaves_meanwhile_is_told_of(in_world) -> None:
     in_world(scenario)
 
 
-def test_with_elastic_a_backlog_of_the_prefill_pool_brings_it_help(in_world) -> None:
+def test_with_elastic_a_queue_of_the_decode_pool_brings_it_help(in_world) -> None:
     async def scenario(world) -> None:
-        _, decode = await world.pair()
-        obey(decode)
+        prefill, _ = await world.pair()
+        obey(prefill)
         table = world.gateway.roles
-        table._waits = lambda: PoolWaits(9.0, 0.1)
+        table._waits = lambda: PoolWaits(0.1, 9.0)
         for now in range(7):
             table.tick(1000.0 + now)
         async with asyncio.timeout(5):
-            while (await world.get("/roles"))[1]["workers"]["decode-0"] != ["prefill", "decode"]:
+            while (await world.get("/roles"))[1]["workers"]["prefill-0"] != ["prefill", "decode"]:
                 await asyncio.sleep(0.001)
         answer = (await world.get("/roles"))[1]
         assert answer["elastic"] is True
