@@ -143,13 +143,17 @@ def _most_experienced(costs: Iterable[tuple[tuple[str, int], StepCost, int]]) ->
 
 
 def _budgets(settings: dict[str, int], num_running: int) -> tuple[int, int, int] | None:
-    """Token budget, chunk size and prompt budget by the settings that a worker reports; None: it has not said them."""
-    tokens, prompts = settings.get("token budget"), settings.get("prompt budget")
-    if tokens is None and prompts is None:
+    """Token budget, chunk size and prompt budget by the settings that a worker reports; None: it has not said them.
+
+    A worker with both roles puts the role in front of a name that both have, but for the first.
+    """
+    tokens = settings.get("prefill token budget", settings.get("token budget"))
+    mixed = settings.get("decode token budget", settings.get("token budget", 0))
+    prompts = settings.get("prompt budget", max(mixed - num_running, mixed // _LEAST_PROMPT_SHARE))
+    if tokens is None and not prompts:
         return None
-    tokens = tokens or prompts or 1
-    prompts = prompts or max(tokens - num_running, tokens // _LEAST_PROMPT_SHARE)
-    return max(tokens, 1), max(min(settings.get("chunk size", tokens), tokens), 1), max(prompts, 1)
+    tokens = max(tokens or prompts, 1)
+    return tokens, max(min(settings.get("chunk size", tokens), tokens), 1), max(prompts, 1)
 
 
 def pool_waits(

@@ -124,6 +124,14 @@ def test_a_prompt_budget_that_is_not_said_is_what_decodes_leave(world_module: An
     assert found[0].chunk_size == 256
 
 
+def test_names_that_both_roles_use(world_module: Any) -> None:
+    both = {"token budget": 512, "chunk size": 400, "cap": 64, "decode token budget": 256}
+    turned = {"cap": 64, "token budget": 256, "prefill token budget": 512, "chunk size": 400}
+    for settings in (both, turned):
+        speed = known(world_module, worker(world_module, "a", COST, settings=settings))["a"]
+        assert (speed.token_budget, speed.chunk_size, speed.prompt_budget) == (512, 400, 256)
+
+
 def test_blocks_that_cannot_be_had_are_held(world_module: Any) -> None:
     assert known(world_module, worker(world_module, "a", COST, available_blocks=200))["a"].held_tokens == 56 * 16
 
