@@ -12,7 +12,8 @@ of a step, and each step carries the decodes too:
     decodes = per_decode * running + per_context * context      step = base + decodes
 
 A worker that does both keeps its prefill steps as short as its decode steps may be, and they alternate:
-step = 2 * base + decodes. What comes to a worker that decodes waits half a step for the one that runs.
+step = 2 * base + decodes. What comes to a worker that decodes waits for half a step, the rest of the one that runs; on
+a GPU for a whole one more, which has been launched behind that.
 
 Workers with the same device compute alike, so who has not computed prompts yet (or not decoded) is taken to cost what
 the most experienced of its kind has learned. While nobody of its kind knows what prompts cost, nothing is predicted.
@@ -27,6 +28,7 @@ from ..core.messages import NodeRef
 from ..core.step_cost import StepCost, chunk_products
 from .membership import Worker
 
+_LAUNCHED_AHEAD = 1  # steps of a GPU
 _LEAST_PROMPT_SHARE = 4  # a decode step whose prompt budget is not said leaves 1/4 of its tokens to prompts at least
 
 
@@ -56,7 +58,7 @@ class Pace(msgspec.Struct, frozen=True, gc=False):
     per_product_s: float
     budget: int  # prompt tokens of a step
     chunk_size: int  # of one prompt in a step
-    join_s: float  # until the running step is over; 0 where nothing is decoded
+    join_s: float  # until the launched steps are over; 0 where nothing is decoded
 
     def tokens_s(self, work: Work) -> float:
         """What the tokens take, whatever steps they are in: so much later is whoever shares the device with them."""
@@ -80,6 +82,7 @@ class Speed(msgspec.Struct, frozen=True, gc=False):
     chunk_size: int
     prompt_budget: int  # of a decode step
     held_tokens: int = 0  # of KV, by requests that run
+    join_steps: float = 0.5  # decode steps that are launched before whatever comes now
 
     def decodes_s(self, num_decoding: int, context: int) -> float:
         """What the decodes add to a step. `context`: tokens they are known to attend to; the worker may hold more."""
@@ -91,7 +94,7 @@ class Speed(msgspec.Struct, frozen=True, gc=False):
         """Prompts in mixed steps of the decode role."""
         cost = self.cost
         step_s = cost.base_s + self.decodes_s(num_decoding, context)
-        join_s = step_s / 2 if num_decoding else 0.0
+        join_s = self.join_steps * step_s if num_decoding else 0.0
         budget = self.prompt_budget
         return Pace(step_s, cost.per_prompt_token_s, cost.per_product_s, budget, budget, join_s)
 
@@ -102,9 +105,9 @@ class Speed(msgspec.Struct, frozen=True, gc=False):
         if not num_decoding:
             return Pace(cost.base_s, tokens, products, self.token_budget, self.chunk_size, 0.0)
         budget = min(self.token_budget, self.prompt_budget)
-        decode_step_s = cost.base_s + self.decodes_s(num_decoding, context)
+        step_s = cost.base_s + self.decodes_s(num_decoding, context)
         chunk_size = min(self.chunk_size, budget)
-        return Pace(cost.base_s + decode_step_s, tokens, products, budget, chunk_size, decode_step_s / 2)
+        return Pace(cost.base_s + step_s, tokens, products, budget, chunk_size, self.join_steps * step_s)
 
 
 def speeds(workers: Iterable[Worker]) -> dict[NodeRef, Speed]:
@@ -126,7 +129,12 @@ def speeds(workers: Iterable[Worker]) -> dict[NodeRef, Speed]:
         cost = StepCost(
             base.base_s, prompt.per_prompt_token_s, prompt.per_product_s, decode.per_decode_s, decode.per_context_s
         )
-        found[worker.info.ref] = Speed(cost, *budgets, held_tokens=max(held_blocks, 0) * worker.info.block_size)
+        found[worker.info.ref] = Speed(
+            cost,
+            *budgets,
+            held_tokens=max(held_blocks, 0) * worker.info.block_size,
+            join_steps=0.5 + (_LAUNCHED_AHEAD if worker.info.device_kind == "cuda" else 0),
+        )
     return found
 
 

@@ -146,6 +146,7 @@ class Simulation:
             context_length=config.num_blocks * config.block_size,
             max_running=config.decode.max_running,
             threads=1,
+            device_kind="cuda" if config.overlaps else "cpu",
         )
         return WorkerParts(
             self.clock,

@@ -124,6 +124,13 @@ def test_a_prompt_budget_that_is_not_said_is_what_decodes_leave(world_module: An
     assert found[0].chunk_size == 256
 
 
+def test_a_gpu_has_launched_one_step_more(world_module: Any) -> None:
+    cpu = worker(world_module, "a", COST)
+    gpu = Worker(msgspec.structs.replace(cpu.info, device_kind="cuda"), 0.0, cpu.status)
+    steps = [next(iter(speeds([one]).values())).as_decode(8, 0).join_s for one in (cpu, gpu)]
+    assert steps == [pytest.approx(0.009), pytest.approx(0.027)]
+
+
 def test_names_that_both_roles_use(world_module: Any) -> None:
     both = {"token budget": 512, "chunk size": 400, "cap": 64, "decode token budget": 256}
     turned = {"cap": 64, "token budget": 256, "prefill token budget": 512, "chunk size": 400}
