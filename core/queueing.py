@@ -8,8 +8,9 @@ The order is made of three choices, each on or off (QueuePolicy); all off is fir
     shortest_first  within a class (and key), the fewest uncached prompt tokens first. Each second of waiting counts as
                     `AGEING_TOKENS_PER_S` fewer, so a long prompt is passed for a bounded time
 
-*Batch* requests stand apart, in the same order among themselves: they are next only when nothing else waits and the
-caller says that there is slack. *Returning* requests (preempted, or their worker died) come before all of their class.
+*Batch* requests stand apart, in the same order among themselves but without classes: they are next only when nothing
+else waits and the caller says that there is slack. *Returning* requests (preempted, or their worker died) come before
+all of their class.
 """
 
 from bisect import bisect_left, insort
@@ -169,7 +170,7 @@ class WaitingQueue:
         return entry.key if self._policy.is_fair else ""
 
     def _class(self, entry: Waiting) -> int:
-        return max(entry.priority, 0) if self._policy.by_priority else 0
+        return max(entry.priority, 0) if self._policy.by_priority and not entry.is_batch else 0
 
     def _lane(self, place: "_Place") -> "_Lane":
         if place.entry.is_batch:

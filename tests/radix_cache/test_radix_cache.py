@@ -514,3 +514,17 @@ def test_a_deep_tree_needs_no_recursion() -> None:
     cache.release(handle)
     assert cache.evict(1200) == 1200
     cache.check_integrity()
+
+
+def test_a_look_at_what_is_cached_locks_nothing_and_makes_nothing_last_longer() -> None:
+    cache = RadixCache(4, 4)
+    put(cache, A + B)
+    put(cache, C + D)
+    assert cache.num_cached_tokens(NS, [*A, *B, 9]) == 8
+    assert cache.num_cached_tokens(NS, A + B, limit=7) == 4
+    assert cache.num_cached_tokens(NS, A + C) == 4
+    assert cache.num_cached_tokens("another", A) == 0
+    assert cache.num_available == 4
+    cache.evict(2)
+    assert cache.num_cached_tokens(NS, A + B) == 0, "the least recently used went first"
+    assert cache.num_cached_tokens(NS, C + D) == 8

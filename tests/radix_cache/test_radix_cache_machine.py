@@ -132,6 +132,9 @@ class RadixCacheMachine(RuleBasedStateMachine):
         limit = len(token_ids) - 1 if leave_one else None
         key = TokenKey(token_ids) if packed else token_ids
         expected = self.naive.match(namespace, token_ids, len(token_ids) if limit is None else limit)
+        num_nodes = self.cache.tree.num_nodes
+        assert self.cache.num_cached_tokens(namespace, key, limit) == len(expected) * BLOCK
+        assert self.cache.tree.num_nodes == num_nodes, "a look leaves no trace"
         handle = self.cache.match(namespace, key, limit)
         assert handle.block_ids == expected
         assert handle.num_tokens == len(expected) * BLOCK

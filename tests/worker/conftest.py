@@ -32,7 +32,8 @@ from baton.core.messages import (
     Welcome,
     WorkerInfo,
 )
-from baton.core.request import Request, SamplingParams
+from baton.core.queueing import FCFS, QueuePolicy
+from baton.core.request import Request, SamplingParams, Urgency
 from baton.decode.role import DecodeRole
 from baton.engine.kv_cache_pool import KVCachePool
 from baton.prefill.role import PrefillRole
@@ -57,6 +58,7 @@ def _load_helper(name: str) -> ModuleType:
 
 
 hand_made = _load_helper("hand_made")
+NORMAL = Urgency()
 
 
 @dataclass
@@ -122,7 +124,7 @@ class LoopbackChannels:
 class House:
     """A gateway played by the test, and workers that can be born and killed. Time is a number."""
 
-    def __init__(self, seed: int = 0, *, overlaps: bool = False, **settings: int):
+    def __init__(self, seed: int = 0, *, overlaps: bool = False, policy: QueuePolicy = FCFS, **settings: int):
         self.overlaps = overlaps  # the devices of all workers
         self.random = random.Random(seed)
         self.now = 1000.0
@@ -137,6 +139,7 @@ class House:
         self.failed: dict[str, str] = {}
         self.ledgers: dict[NodeRef, object] = {}
         self._incarnation = 1
+        self._policy = policy
         self._settings = {"block_size": 4, "num_blocks": 64, "token_budget": 8, "max_running": 8} | settings
 
     def birth(self, role: Role, **settings: int) -> NodeRef:
@@ -145,7 +148,9 @@ class House:
         self._incarnation += 1
         ref = NodeRef(f"{role}-{settings.get('number', 0)}", self._incarnation)
         layout = BlockLayout(1, 1, 1, wanted["block_size"], "float32")
-        scheduler = SchedulerConfig(wanted["token_budget"], wanted["token_budget"], wanted["max_running"])
+        scheduler = SchedulerConfig(
+            wanted["token_budget"], wanted["token_budget"], wanted["max_running"], policy=self._policy
+        )
         transfer = TransferConfig("tcp", ring_slots=3, slot_bytes=5 * layout.bytes_per_token, lease_s=30.0)
         engine_config = EngineConfig("", "cpu", "torch", "float32", wanted["block_size"], wanted["num_blocks"], 1)
         network_config = NetworkConfig("", "127.0.0.1", (), "")
@@ -196,15 +201,17 @@ class House:
         decode: NodeRef,
         prefill: NodeRef | None,
         returned: int = 0,
+        urgency: Urgency = NORMAL,
         **sampling,
     ) -> None:
         """What the gateway does with a request: both workers are told at once."""
         done = self.outputs.setdefault(name, [])
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, **sampling)
-        request = Request(name, "n", prompt, params, list(done))
+        request = Request(name, "n", prompt, params, list(done), urgency)
         self.network.send(self.gateway, decode, GenerateRequest(request, prefill, returned))
         if prefill is not None:
-            self.network.send(self.gateway, prefill, PrefillRequest(name, "n", prompt + done, decode, returned))
+            message = PrefillRequest(name, "n", prompt + done, decode, returned, urgency)
+            self.network.send(self.gateway, prefill, message)
 
     def abort(self, name: str) -> None:
         for ref in self.workers:
