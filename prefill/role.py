@@ -84,7 +84,7 @@ class PrefillRole:
         """
         self._admit(now)
         report_tuning(self._pacing.update(now, self._bench.steps.cost), self._bench.channels)
-        budget = self._bench.share.limited(self._scheduler.token_budget)
+        budget = self._bench.share.limited(self._scheduler.token_budget, self._bench.steps.cost)
         plan = self._scheduler.plan(budget) if len(self._in_flight) < self._max_in_flight else []
         if plan:
             self._launch(plan)

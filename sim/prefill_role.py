@@ -77,7 +77,7 @@ class SimPrefillRole:
         self._collect_done()
         self._admit()
         self._bench.tuned += self._pacing.update(self._bench.clock.now, self._bench.steps.cost)
-        budget = self._bench.share.limited(self.scheduler.token_budget)
+        budget = self._bench.share.limited(self.scheduler.token_budget, self._bench.steps.cost)
         plan = self.scheduler.plan(budget) if len(self._in_flight) < self._max_in_flight else []
         if plan:
             self._launch(plan)

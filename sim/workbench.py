@@ -51,7 +51,7 @@ class SimWorkbench:
         self.info, self.ref = parts.info, parts.info.ref
         self.blocks = SequenceBlocks(RadixCache(parts.info.num_blocks, parts.info.block_size), parts.info.block_size)
         self.steps = StepWatch(parts.clock.read)
-        self.share = StepShare()
+        self.share = StepShare(has_target=parts.decode.tpot_target_s is not None)
         self.overlaps = parts.overlaps
         self.put = put
         self.host_free_at = 0.0  # when the launch that the host is busy with is done

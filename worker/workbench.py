@@ -131,7 +131,9 @@ def build_workbench(config: WorkerConfig) -> Workbench:
     )
     blocks = SequenceBlocks(RadixCache(num_blocks, block_size), block_size)
     link = KVLink(channels, engine.pool, engine.layout, config.transfer, config.network.run_dir, info)
-    return Workbench(config, info, engine, blocks, channels, link, CacheReporter(blocks.cache, channels))
+    share = StepShare(has_target=config.decode.tpot_target_s is not None)
+    reporter = CacheReporter(blocks.cache, channels)
+    return Workbench(config, info, engine, blocks, channels, link, reporter, share=share)
 
 
 def fit_context(config: WorkerConfig, pool_tokens: int) -> int:
