@@ -68,22 +68,27 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def request(self, method: str, path: str, body: Any = None, timeout_s: float = 120.0) -> tuple[int, Any]:
+    def request(
+        self, method: str, path: str, body: Any = None, timeout_s: float = 120.0, key: str | None = None
+    ) -> tuple[int, Any]:
         """(status, decoded JSON or text). `body` bytes are sent as they are, anything else as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-            connection.request(method, path, data, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+            connection.request(method, path, data, headers)
             response = connection.getresponse()
             text = response.read().decode()
         finally:
             connection.close()
         return response.status, json.loads(text) if text.startswith(("{", "[")) else text
 
-    def complete(self, prompt: list[int] | str, max_tokens: int, **fields: Any) -> dict[str, Any]:
-        """One greedy completion, as the response object. Fails on any error."""
+    def complete(
+        self, prompt: list[int] | str, max_tokens: int, key: str | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """One greedy completion, as the response object. `key`: the client's API key. Fails on any error."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **fields}
-        status, answer = self.request("POST", "/v1/completions", body)
+        status, answer = self.request("POST", "/v1/completions", body, key=key)
         assert status == 200, answer
         return answer
 
