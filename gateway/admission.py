@@ -9,10 +9,13 @@ With a target for the time to the first token, an interactive request is refused
 
     when it comes      its place / rate is more than the target
     while it waits     the target has passed
-    when it is its turn    waited + wait > patience      patience = max(target - own, target / 4)
+    when it is its turn    waited + wait > patience      patience = max(target - own - margin, target / 4)
 
-`wait` is predicted from the chosen route until its own computation begins, `own` for that computation. A prompt that is
-too long for the target even alone still gets a quarter of it to wait: on an idle server it is answered.
+`wait` is predicted from the chosen route until its own computation begins, `own` for that computation. The margin is
+what the predictions of late have to be forgiven: under overload everybody is accepted who is just in time, so that
+half of them would be late. A prompt that is too long for the target even alone still gets a quarter of it to wait: on
+an idle server it is answered. Before anything can be predicted, nobody is sent to a worker while one that was sent
+there has waited for a quarter of the target since then.
 """
 
 import math
@@ -29,6 +32,10 @@ TICK_INTERVAL_S = 0.05  # between two looks at who has waited for too long
 BATCH_QUEUE = 4  # times as long as that of interactive requests
 BATCH_DELAY_S = 3600.0
 LEAST_PATIENCE = 0.25  # of the target
+STUCK = 0.25  # of the target: so long without a first token is too long, where nothing can be predicted
+_REMEMBERED_ERRORS = 64  # of predictions
+_FORGIVEN = 0.9  # of them are covered by the margin
+_MOST_MARGIN = 0.5  # of the target
 _RATE_WINDOW_S = 10.0
 _LEAST_RELEASES = 3  # since the queue began, before a wait is predicted from them
 _PLACES_AGE_S = 0.25
@@ -75,6 +82,8 @@ class Admission:
         self._of_key: dict[tuple[str, bool], dict[str, None]] = {}
         self._bounds: dict[str, _Bound] = {}
         self._releases: deque[float] = deque()
+        self._errors: deque[float] = deque(maxlen=_REMEMBERED_ERRORS)  # seconds
+        self._margin_s = 0.0
         self._busy_since: float | None = None  # when somebody first had to wait
         self._places: dict[str, int] = {}  # request |-> position, as of
         self._places_at = -math.inf
@@ -200,7 +209,20 @@ class Admission:
     def is_too_late(self, waited_s: float, wait_s: float, own_s: float) -> bool:
         """Should an interactive request that has waited be refused although it is its turn? See above."""
         target = self._ttft_target_s
-        return target is not None and waited_s + wait_s > max(target - own_s, target * LEAST_PATIENCE)
+        if target is None:
+            return False
+        margin_s = min(self._margin_s, target * _MOST_MARGIN)
+        return waited_s + wait_s > max(target - own_s - margin_s, target * LEAST_PATIENCE)
+
+    def is_stuck(self, sent_s: float) -> bool:
+        """Is a request that was sent so long ago, and has no first token yet, a sign that no more should be sent?"""
+        return self._ttft_target_s is not None and sent_s > self._ttft_target_s * STUCK
+
+    def first_token(self, predicted_s: float, measured_s: float) -> None:
+        """It has come, after so many seconds from the choice of its route."""
+        self._errors.append(measured_s - predicted_s)
+        ordered = sorted(self._errors)
+        self._margin_s = max(ordered[int(_FORGIVEN * (len(ordered) - 1))], 0.0)
 
     def deadline_text(self, retry_after: int) -> str:
         """What a request is told that `is_hopeless`, `is_too_late` or past its deadline. Needs a target."""

@@ -11,7 +11,6 @@ turn did, are seen to at its end and not in its midst.
 """
 
 import logging
-import math
 import time
 import uuid
 from asyncio import Event
@@ -37,6 +36,7 @@ from .metrics import Metrics
 from .placement import Placement
 from .prompts import Prompt
 from .router import Route
+from .waiting_line import Refusal, WaitingLine
 
 MAX_RETRIES = 2  # after a worker died or lost messages; refusals are bounded by the queue's time
 STALL_S = 300.0  # a dispatched request without any token for so long is given up
@@ -60,6 +60,7 @@ class Dispatcher:
         self._placement = placement
         self._admission = admission
         self._metrics = metrics
+        self._line = WaitingLine(admission, placement)
         self._send = send
         self._clock = clock
         self._generations: dict[str, Generation] = {}  # key |-> generation that has not ended
@@ -84,11 +85,11 @@ class Dispatcher:
     @property
     def num_batch_queued(self) -> int:
         """Those of them that are batch requests in the queue."""
-        return self._admission.num_batch_queued
+        return self._line.num_batch
 
     def place(self, generation: Generation) -> Place | None:
         """Where it stands in the queue; None when it does not wait there."""
-        return self._admission.place(generation.key, self._clock())
+        return self._line.place(generation, self._clock())
 
     def submit(
         self,
@@ -107,17 +108,17 @@ class Dispatcher:
         now = self._clock()
         if self.is_draining:
             raise Unavailable("this server is shutting down; ask another one", 503, retry_after=5)
-        if pinned is None and self._admission.is_full(is_batch=urgency.is_batch):
-            self._make_way(urgency, now)
+        if pinned is None:
+            self._make_room(urgency, now)
         generation = Generation(uuid.uuid4().hex, prompt, namespace, changed, timeline, now, urgency, pinned)
         self._generations[generation.key] = generation
         with self._turn():
             if pinned is None:
-                self._enqueue(generation)
+                self._line.enter(generation)
             else:
                 self._dispatch_pinned(generation, pinned)
-        if self._admission.is_hopeless(generation.key, now):
-            self._refuse_late(generation, now)
+        if (refusal := self._line.hopeless(generation, now)) is not None:
+            self._refuse(refusal)
         return generation
 
     def cancel(self, generation: Generation, reason: str) -> None:
@@ -161,6 +162,8 @@ class Dispatcher:
         self.last_progress = generation.last_progress = now
         if not attempt.prompt_done:
             self._placement.first_token(attempt, chunk.timeline, now)
+            if attempt.route.ttft_s is not None and not generation.urgency.is_batch:
+                self._admission.first_token(attempt.route.ttft_s, now - attempt.route.chosen_at)
             generation.started(chunk)
         generation.output_token_ids += new
         if chunk.finish_reason is not None:
@@ -198,14 +201,8 @@ class Dispatcher:
     def tick(self, now: float) -> None:
         """Ends what has waited for too long."""
         with self._turn():
-            for key, reason in self._admission.expired(now):
-                generation = self._generations[key]
-                if reason == "deadline":
-                    self._refuse_late(generation, now)
-                    continue
-                error = self._placement.refusal(generation, now)
-                self._metrics.refused(reason if error.status == 429 else "no_worker")
-                self._fail(generation, error)
+            for refusal in self._line.overdue(now):
+                self._refuse(refusal)
             for generation in list(self._attempts.values()):
                 if generation.attempt is not None and now - generation.last_progress > STALL_S:
                     error = Unavailable(f"no worker made progress on this request for {STALL_S:g} s", 503)
@@ -247,53 +244,31 @@ class Dispatcher:
                 self._placement.without_prefill(attempt, info.ref, self._clock())
         self._placement.worker_left(info)
 
-    def _enqueue(self, generation: Generation, *, returning: bool = False) -> None:
-        self._admission.enqueue(generation.waiting(self._placement.num_missing(generation)), returning=returning)
-
     def _pump(self) -> None:
         """Dispatches from the head of the queue while there is credit."""
         now = self._clock()
-        while (entry := self._admission.head(now)) is not None:
-            generation = self._generations[entry.request_id]
-            route = self._placement.choose(generation, now)
-            if route is None and (misfit := self._placement.misfit(generation)) is not None:
-                self._metrics.refused("no_worker")
-                self._fail(generation, misfit)
+        while (turn := self._line.next(now, self._attempts.values())) is not None:
+            if isinstance(turn, Refusal):
+                self._refuse(turn)
                 continue
-            if route is None:
-                return
-            if self._is_too_late(generation, route, now):
-                self._refuse_late(generation, now, route.wait_s or 0.0)
-                continue
-            self._admission.dequeue(entry.request_id)
+            generation, route, num_missing = turn
+            self._line.leave(generation)
             is_first = not generation.was_dispatched
             if not self._dispatch(generation, route, has_credit=True):
-                self._admission.enqueue(entry, returning=True)
+                self._line.enter(generation, returning=True)
             elif is_first:
-                self._metrics.queued(now - generation.queued_at, is_batch=entry.is_batch)
-                self._count_served(generation, entry.num_tokens)
+                self._metrics.queued(now - generation.queued_at, is_batch=generation.urgency.is_batch)
+                self._count_served(generation, num_missing)
 
-    def _is_too_late(self, generation: Generation, route: Route, now: float) -> bool:
-        """Would its first token miss the target for certain? One that was sent out before is not asked."""
-        if generation.urgency.is_batch or generation.was_dispatched or route.wait_s is None or route.ttft_s is None:
-            return False
-        return self._admission.is_too_late(now - generation.queued_at, route.wait_s, route.ttft_s - route.wait_s)
-
-    def _refuse_late(self, generation: Generation, now: float, wait_s: float = 0.0) -> None:
-        retry_after = max(self._admission.retry_after(now), math.ceil(wait_s))
-        self._metrics.refused("deadline")
-        self._fail(generation, Unavailable(self._admission.deadline_text(retry_after), 429, retry_after))
-
-    def _make_way(self, urgency: Urgency, now: float) -> None:
-        """The queue is full: refuse somebody, by raising Unavailable if it is the newcomer."""
-        self._metrics.refused("queue_full")
-        retry_after = self._admission.retry_after(now, is_batch=urgency.is_batch)
-        text = f"all workers are busy and {self._admission.num_queued} requests wait; try again in {retry_after} s"
-        error = Unavailable(text, 429, retry_after)
-        victim = self._admission.who_makes_way(urgency)
-        if victim is None:
-            raise error
-        self._fail(self._generations[victim], error)
+    def _make_room(self, urgency: Urgency, now: float) -> None:
+        """In the queue, for a newcomer. Raises Unavailable when there is none for it."""
+        try:
+            refusal = self._line.make_room(urgency, now)
+        except Unavailable:
+            self._metrics.refused("queue_full")
+            raise
+        if refusal is not None:
+            self._refuse(refusal)
 
     def _dispatch_pinned(self, generation: Generation, pinned: tuple[NodeRef, NodeRef | None]) -> None:
         route = Route(pinned[0], pinned[1], len(generation.prompt.token_ids), 0)
@@ -334,12 +309,16 @@ class Dispatcher:
 
     def _end(self, generation: Generation, abort_reason: str | None = None) -> None:
         self._end_attempt(generation, abort_reason)
-        self._admission.dequeue(generation.key)
+        self._line.leave(generation)
         self._generations.pop(generation.key, None)
 
     def _fail(self, generation: Generation, error: Unavailable) -> None:
         self._end(generation, str(error))
         generation.fail(error)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._metrics.refused(refusal.reason)
+        self._fail(refusal.generation, refusal.error)
 
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
         """It has its answer; what was cut off by its client counts as an answer of that length."""
@@ -361,7 +340,7 @@ class Dispatcher:
             self._fail(generation, Unavailable(f"{worker.node_id} takes no requests now"))
             return
         self._placement.pause(worker, self._clock())
-        self._enqueue(generation, returning=True)
+        self._line.enter(generation, returning=True)
 
     def _retry(self, generation: Generation, reason: str) -> None:
         """Another attempt, from the tokens there are."""
@@ -376,4 +355,4 @@ class Dispatcher:
             self._metrics.retried()
             generation.num_retries += 1
             generation.queued_at = self._clock()
-            self._enqueue(generation, returning=True)
+            self._line.enter(generation, returning=True)

@@ -236,3 +236,30 @@ def test_nobody_is_hopeless_without_a_rate_or_a_target() -> None:
 def test_too_late_at_its_turn(waited_s: float, wait_s: float, own_s: float, too_late: bool) -> None:
     assert with_worker(target_s=0.5).is_too_late(waited_s, wait_s, own_s) is too_late
     assert not with_worker().is_too_late(waited_s, wait_s, own_s)
+
+
+def test_what_predictions_missed_by_is_kept_free() -> None:
+    admission = with_worker(target_s=0.5)
+    for _ in range(9):
+        admission.first_token(0.2, 0.2)
+    admission.first_token(0.2, 9.0)  # one of ten may be anything
+    assert not admission.is_too_late(0.4, 0.0, 0.1)
+    for _ in range(64):
+        admission.first_token(0.2, 0.25)
+    assert not admission.is_too_late(0.34, 0.0, 0.1)  # 0.5 - 0.1 - 0.05
+    assert admission.is_too_late(0.36, 0.0, 0.1)
+    for _ in range(64):
+        admission.first_token(0.2, 0.1)  # sooner than predicted: nothing to forgive
+    assert not admission.is_too_late(0.399, 0.0, 0.1)
+    assert admission.is_too_late(0.401, 0.0, 0.1)
+    for _ in range(64):
+        admission.first_token(0.1, 5.0)  # half of the target at most
+    assert not admission.is_too_late(0.149, 0.0, 0.1)
+    assert admission.is_too_late(0.151, 0.0, 0.1)
+
+
+def test_stuck_is_a_quarter_of_the_target() -> None:
+    admission = with_worker(target_s=0.4)
+    assert not admission.is_stuck(0.1)
+    assert admission.is_stuck(0.11)
+    assert not with_worker().is_stuck(1000.0)

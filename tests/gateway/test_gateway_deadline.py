@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.core.queueing import FAIR, FCFS, PRIORITY, SHORTEST, QueuePolicy
+from baton.core.request import Urgency
 from baton.gateway.generation import Generation, Unavailable
 
 TARGET_S = 0.5
@@ -110,6 +111,46 @@ def test_a_long_backlog_at_the_prefill_workers_refuses_at_once(hand_module: Any)
     assert "500 ms target" in str(generation.error)
     assert hand.sent == []
     assert hand.dispatcher.num_queued == 0
+
+
+def test_predictions_that_are_too_good_are_learned_from(hand_module: Any) -> None:
+    """0.05 s are predicted where it takes 0.1: without a margin whoever is accepted in the last moment is late."""
+    hand = hand_module.HandDriven(ttft_target_s=TARGET_S, predicted=lambda: (0.0, PROMPT_S / 2))
+    hand.join(hand_module.decode_info())
+    load, random = Load(hand), Random(2)
+    at = 0.0
+    while (at := at + random.expovariate(11.0)) < 60.0:
+        hand.at(at, load.arrive)
+    load.run(62.0)
+    accepted = [s for s in load.seen if s.first_token is not None]
+    late = [s for s in accepted if s.first_token is not None and s.first_token - s.arrived > TARGET_S + 1e-9]
+    assert len(accepted) >= 190
+    assert len(late) <= 2
+
+
+def test_while_nothing_can_be_predicted_prompts_do_not_pile_up(hand_module: Any) -> None:
+    """No first token has come for a quarter of the target: whoever comes now waits here, where it has a deadline."""
+    hand = hand_module.HandDriven(ttft_target_s=TARGET_S)
+    hand.join(hand_module.decode_info("decode-0", max_running=64))
+    first = hand.submit()
+    second = hand.submit()
+    assert second.attempt is not None
+    hand.run(0.2)
+    third, batch = hand.submit(), hand.submit(urgency=Urgency(is_batch=True))
+    assert third.attempt is None
+    hand.tell(first)
+    assert third.attempt is None  # the second has waited as long
+    hand.tell(second)
+    hand.run(0.3)
+    assert third.attempt is not None
+    assert batch.attempt is not None
+    hand.run(0.6)
+    assert hand.submit(urgency=Urgency(is_batch=True)).attempt is not None  # batch has no target
+    fourth = hand.submit()
+    assert fourth.attempt is None
+    hand.run(1.1)
+    assert fourth.error is not None
+    assert fourth.error.status == 429
 
 
 def test_a_prompt_longer_than_the_target_is_served_on_an_idle_server(hand_module: Any) -> None:

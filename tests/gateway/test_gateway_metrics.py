@@ -1,13 +1,13 @@
 """/metrics: true counts, a bounded number of series, and no request that fails because it was counted."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.core.messages import Role, Status, Tuned
-from baton.core.step_cost import StepTotals
-from baton.core.step_cost import StepCost
+from baton.core.step_cost import StepCost, StepTotals
 from baton.core.tuner_event import TunerEvent
 
 BODY = {"prompt": "hi", "max_tokens": 500}
@@ -159,6 +159,36 @@ def test_where_prompts_are_computed_and_how_good_predictions_are(in_world: Any, 
         found = await samples(world)
         assert sum(value for name, value in found.items() if name.startswith("baton_routed_total")) == 2
         assert found["baton_ttft_prediction_ratio_count"] == 1
-        assert 0 < found["baton_ttft_prediction_ratio_sum"]
+        assert found["baton_ttft_prediction_ratio_sum"] > 0
 
     in_world(scenario)
+
+
+def test_the_queue_is_counted_by_class(in_world: Any, world_module: Any) -> None:
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair(auto=False, max_running=1, cached_tokens=0)
+        await world_module.until(lambda: world.gateway.probe.ready)
+        batch = BODY | {"service_tier": "flex"}
+        requests = []
+        for number, body in enumerate((BODY, BODY, batch, batch)):
+            requests.append(asyncio.create_task(world.answer_to("/v1/completions", body)))
+            await world_module.until(lambda n=number: world.gateway.dispatcher.num_queued == n)
+        found = await samples(world)
+        assert found['baton_queue_length{class="interactive"}'] == 1
+        assert found['baton_queue_length{class="batch"}'] == 2
+        status, _ = await world.answer_to("/v1/completions", BODY)
+        assert status == 429
+        for number in range(4):
+            await world_module.until(lambda n=number: decode.live and world.gateway.dispatcher.num_queued == 3 - n)
+            decode.finish(decode.request_id)
+        assert [status for status, _ in await asyncio.gather(*requests)] == [200] * 4
+        found = await samples(world)
+        assert found['baton_requests_refused_total{reason="queue_full"}'] == 1
+        assert found['baton_queue_wait_seconds_count{class="interactive"}'] == 2
+        assert found['baton_queue_wait_seconds_count{class="batch"}'] == 2
+        assert found['baton_queue_length{class="batch"}'] == 0
+        num_answer, num_prompt = len(decode.answer), 2
+        assert found['baton_tokens_served_total{class="interactive"}'] == 2 * (num_prompt + num_answer)
+        assert found['baton_tokens_served_total{class="batch"}'] == 2 * (num_prompt + num_answer)
+
+    in_world(scenario, max_queue=1)
