@@ -1,33 +1,64 @@
 """The scheduler, which looks only at what may have changed, against one that looks at everything before each step."""
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.config import SchedulerConfig
 from baton.core.lifecycle import Event, Phase
-from baton.core.queueing import Waiting
+from baton.core.queueing import FCFS, PRIORITY, QueuePolicy, Waiting
 from baton.core.sequence import Sequence
 from baton.decode.scheduler import DecodeScheduler
 
 BLOCK_SIZE = 4
+MAX_RUNNING = 6
 
 
 class World:
-    """A pool that is only counted, and requests in every phase. `step` compares the plan with the naive one."""
+    """A pool that is only counted, and requests in every phase. `step` compares the plan with the naive one, `admit`
+    and `preempt` whom they were given with whom sorting everybody gives. A step takes a second.
+    """
 
-    def __init__(self, num_blocks: int, overlaps: bool):
-        self.scheduler = DecodeScheduler(SchedulerConfig(token_budget=16, chunk_size=8, max_running=6))
+    def __init__(self, num_blocks: int, overlaps: bool, policy: QueuePolicy = FCFS):
+        config = SchedulerConfig(token_budget=16, chunk_size=8, max_running=MAX_RUNNING, policy=policy)
+        self.scheduler = DecodeScheduler(config)
+        self.policy = policy
+        self.now = 0.0
+        self.entries: dict[str, Waiting] = {}
+        self.numbers = itertools.count()  # of pushes and of joining
+        self.waiting: dict[str, tuple[bool, int]] = {}  # name |-> whether it has not run before, order
+        self.running: dict[str, tuple[bool, int, int]] = {}  # name |-> batch, class when it joined, order
+        self.makes_way = False  # batch is being preempted for an interactive request
+        self.block_ids = itertools.count()
         self.free = num_blocks
         self.overlaps = overlaps
         self.limits: dict[str, int] = {}
         self.in_flight: list[tuple[list[tuple[Sequence, int]], list[Sequence]]] = []
         self.live: dict[str, Sequence] = {}
 
-    def add(self, num_prompt: int, max_tokens: int) -> None:
+    def level(self, name: str) -> int:
+        entry = self.entries[name]
+        if entry.is_batch or not self.policy.by_priority:
+            return 0
+        return max(entry.priority - int((self.now - entry.arrived_at) / self.policy.ageing_s), 0)
+
+    def next(self) -> str | None:
+        """The naive queue: returning ones first in their class, the last of them first of all."""
+
+        def order(name: str) -> tuple[bool, int, bool, int]:
+            is_new, number = self.waiting[name]
+            return self.entries[name].is_batch, self.level(name), is_new, number if is_new else -number
+
+        return min(self.waiting, key=order, default=None)
+
+    def add(self, num_prompt: int, max_tokens: int, priority: int, is_batch: bool) -> None:
         name = f"r{len(self.limits)}"
         self.limits[name] = max_tokens
         self.live[name] = Sequence(name, "n", [1] * num_prompt, num_prompt)
-        self.scheduler.add(self.live[name], Waiting(name, 0.0, num_prompt))
+        self.entries[name] = Waiting(name, self.now, num_prompt, "", priority, is_batch)
+        self.waiting[name] = True, next(self.numbers)
+        self.scheduler.add(self.live[name], self.entries[name])
 
     def has_all(self, sequence: Sequence) -> bool:
         return sequence.num_output_tokens >= self.limits[sequence.request_id]
@@ -40,8 +71,7 @@ class World:
         missing = self.missing(sequence)
         if self.has_all(sequence) or missing > self.free:
             return False
-        self.free -= missing
-        sequence.block_table.extend([0] * missing)
+        self.extend(sequence, missing)
         return True
 
     def room(self, sequence: Sequence) -> int:
@@ -50,17 +80,27 @@ class World:
         left = self.limits[sequence.request_id] - sequence.num_output_tokens
         return min(left, len(sequence.block_table) * BLOCK_SIZE - sequence.num_tokens + 1)
 
+    def extend(self, sequence: Sequence, num_blocks: int) -> None:
+        self.free -= num_blocks
+        sequence.block_table.extend(next(self.block_ids) for _ in range(num_blocks))
+
     def release(self, sequence: Sequence) -> None:
         self.free += len(sequence.block_table)
         del sequence.block_table[:]
 
+    def lacking(self, sequence: Sequence) -> int:
+        return max(0, -(-(sequence.num_tokens + 1) // BLOCK_SIZE) - self.free)
+
     def admit(self, remote: bool) -> None:
-        sequence = self.scheduler.next_waiting(0.0)
-        if sequence is None or -(-(sequence.num_tokens + 1) // BLOCK_SIZE) > self.free:
+        sequence = self.scheduler.next_waiting(self.now)
+        name = self.next() if len(self.running) < MAX_RUNNING else None
+        assert sequence is (self.live[name] if name else None)
+        if sequence is None or self.lacking(sequence):
             return
         self.scheduler.admit(sequence)
-        sequence.block_table.extend([0] * -(-(sequence.num_tokens + 1) // BLOCK_SIZE))
-        self.free -= len(sequence.block_table)
+        self.running[name] = self.entries[name].is_batch, self.level(name), next(self.numbers)
+        del self.waiting[name]
+        self.extend(sequence, -(-(sequence.num_tokens + 1) // BLOCK_SIZE))
         sequence.on(Event.GRANTED if remote else Event.ADMITTED)
 
     def hand_over(self) -> None:
@@ -77,6 +117,8 @@ class World:
 
     def end(self, sequence: Sequence) -> None:
         del self.live[sequence.request_id]
+        self.waiting.pop(sequence.request_id, None)
+        self.running.pop(sequence.request_id, None)
         self.scheduler.remove(sequence)
         self.release(sequence)
         sequence.on(Event.ENDED)
@@ -95,9 +137,27 @@ class World:
                         self.end(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
+        name = sequence.request_id
+        able = [n for n in self.running if self.live[n].phase is not Phase.RECEIVING]
+        assert name == max(able, key=self.running.__getitem__), "the least urgent, and of those the last to join"
+        if self.makes_way:
+            assert self.entries[name].is_batch
+            assert not all(self.entries[n].is_batch for n in self.waiting), "for an interactive request"
+        del self.running[name]
+        self.waiting[name] = False, next(self.numbers)
         self.release(sequence)
         sequence.num_computed_tokens = 0
         sequence.on(Event.PREEMPTED)
+
+    def make_way(self) -> None:
+        """After it the interactive request that is next has what it lacks, or batch requests could not give it."""
+        if not self.scheduler.is_behind_batch(self.now, self.lacking):
+            return
+        self.collect(0)
+        self.makes_way = True
+        self.scheduler.make_way(self.now, self.lacking, self.preempt)
+        self.makes_way = False
+        assert not self.scheduler.is_behind_batch(self.now, self.lacking)
 
     def step(self) -> None:
         running = list(self.scheduler._running.values())
@@ -106,6 +166,7 @@ class World:
         if sum(map(self.missing, decoding)) > self.free:
             self.collect(0)
             self.scheduler.make_room(self.missing, lambda: self.free, self.preempt)
+        self.make_way()
         running = list(self.scheduler._running.values())
         decoding = [s for s in running if s.phase is Phase.RUNNING or s.num_pending_tokens]
         # a decode decodes when its request may have another token and there is a block for it, or need be none
@@ -123,7 +184,10 @@ class World:
         if not scarce:  # else who gets the last block may differ
             assert [s for s, _ in plan.decodes] == expected
         computing = [s for s in running if s.phase is Phase.COMPUTING and not s.num_pending_tokens]
-        assert [s for s, _ in plan.prompts] == computing[: len(plan.prompts)]
+        assert {s.request_id for s, _ in plan.prompts} <= {s.request_id for s in computing}
+        if len({self.running[s.request_id][:2] for s in computing}) == 1:  # tests/worker/test_urgency.py has the others
+            assert [s for s, _ in plan.prompts] == computing[: len(plan.prompts)]
+        self.now += 1.0
         sampled = []
         for sequence, count in plan.chunks:
             sequence.launched(count)
@@ -137,7 +201,7 @@ class World:
 
 
 ACTIONS = st.one_of(
-    st.tuples(st.just("add"), st.integers(1, 30), st.integers(1, 25)),
+    st.tuples(st.just("add"), st.integers(1, 30), st.tuples(st.integers(1, 25), st.integers(0, 4), st.booleans())),
     st.tuples(st.just("admit"), st.booleans(), st.none()),
     st.tuples(st.just("hand_over"), st.none(), st.none()),
     st.tuples(st.just("abort"), st.integers(0, 5), st.none()),
@@ -146,13 +210,15 @@ ACTIONS = st.one_of(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(8, 40), st.booleans(), st.lists(ACTIONS, max_size=60))
-def test_it_plans_what_looking_at_everything_would_plan(num_blocks: int, overlaps: bool, actions: list) -> None:
-    world = World(num_blocks, overlaps)
+@given(st.integers(8, 40), st.booleans(), st.sampled_from([FCFS, PRIORITY]), st.lists(ACTIONS, max_size=60))
+def test_it_plans_what_looking_at_everything_would_plan(
+    num_blocks: int, overlaps: bool, policy: QueuePolicy, actions: list
+) -> None:
+    world = World(num_blocks, overlaps, policy)
     for name, first, second in actions:
         match name:
             case "add":
-                world.add(first, second)
+                world.add(first, *second)
             case "admit":
                 world.admit(first)
             case "hand_over":

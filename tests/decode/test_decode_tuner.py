@@ -1,5 +1,6 @@
 """DecodeTuner: caps by hand, what must hold for any input, and a small closed loop."""
 
+import dataclasses
 import random
 
 import pytest
@@ -83,6 +84,18 @@ def test_the_pool_bounds_the_cap() -> None:
 def test_prompts_get_what_the_decodes_leave_of_the_target() -> None:
     assert settled(make(), COST, load(10)).prompt_budget == pytest.approx(200, rel=0.1)  # 20 ms
     assert settled(make(), COST, load(20)).prompt_budget == 16  # nothing is left: the lower bound
+
+
+def test_one_chunk_may_be_longer_where_answers_make_up_for_it() -> None:
+    # 30 of the 50 ms: an answer of 20 tokens may come 400 ms late, a quarter of it by one chunk
+    spare = dataclasses.replace(load(10), answer=20.0)
+    assert settled(make(), COST, spare).prompt_budget == pytest.approx(1000, rel=0.1)
+    # prompts take a quarter of the time: 40 of the 50 ms, so half as much is left
+    busy = dataclasses.replace(load(10, prompts_per_s=2500.0), answer=20.0)
+    assert settled(make(), COST, busy).prompt_budget == pytest.approx(500, rel=0.1)
+    # they take so much that nothing is: what one step may take
+    full = dataclasses.replace(load(10, prompts_per_s=1e6), answer=20.0)
+    assert settled(make(), COST, full).prompt_budget == pytest.approx(200, rel=0.1)
 
 
 def test_sc04_a_stream_of_prompts_stalls_decodes_within_the_target() -> None:
