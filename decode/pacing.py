@@ -40,6 +40,7 @@ class DecodePacing:
         self._prompts_per_s = 0.0
         self._launched_at = -math.inf
         self._newcomer = 0.0  # tokens that a request holds, on average over its life
+        self._answer = 0.0  # output tokens of a request, on average
         self._num_ends = 0
 
     @property
@@ -59,6 +60,7 @@ class DecodePacing:
         """A request has left with so many tokens."""
         self._num_ends = min(self._num_ends + 1, _MEAN_ENDS)
         self._newcomer += (num_prompt_tokens + num_output_tokens / 2 - self._newcomer) / self._num_ends
+        self._answer += (num_output_tokens - self._answer) / self._num_ends
 
     def update(self, now: float, cost: StepCost) -> list[TunerEvent]:
         """Before a plan: the settings it is made with; what changed."""
@@ -70,6 +72,7 @@ class DecodePacing:
             growth=0.0,  # in a steady state as many leave with long contexts as come with short ones
             pool=self._pool_tokens,
             prompts_per_s=self._prompts_per_s,
+            answer=self._answer,
             newcomer=self._newcomer,
         )
         events = self._tuner.update(now, cost, load)

@@ -18,9 +18,11 @@ computed here take the share r of the time, so decodes have what is left. Withou
 B with 9/10 of the greatest throughput, B = 9 * base / (per_decode + per_context * s'). Either way it is no more than
 the pool holds, with some head-room, for preemption computes twice.
 
-*The prompt budget* of a step is what the decodes that run now leave of the target:
+*The prompt budget* of a step is what the decodes that run now leave of the target, or what the mean over an answer of
+L tokens leaves of it, as one chunk makes the answer longer once:
 
-    (target * (1 - margin) - step(running)) / per_prompt_token
+    max(target * (1 - margin) - step(running), L * BURST * (target * (1 - margin) - step(running) / (1 - r)))
+    / per_prompt_token
 
 and without a target what doubles the step. Its lower bound keeps prompts moving however full the batch is.
 
@@ -39,6 +41,7 @@ _LIFE_S = 20.0  # steps are averaged over about an answer's life, for lending
 _MEAN_S = 10.0  # running sequences and their context are averaged over
 _MOST_PROMPT_SHARE = 0.75  # of the time, that prompts can claim from the decodes
 _FULL = 0.8  # of the cap runs: then it is the cap that makes steps long
+_BURST = 0.25  # of what an answer may be late by, that one chunk of prompt may take
 _POOL_SHARE = 0.95  # of the pool is filled by plan
 
 
@@ -64,6 +67,7 @@ class DecodeLoad:
     growth: float  # by which their mean context is expected to rise; 0 in a steady state, where the longest leave
     pool: int  # KV tokens the worker holds in all
     prompts_per_s: float = 0.0  # prompt tokens that are computed here
+    answer: float = 0.0  # output tokens of a request, on average; 0: not known yet
     newcomer: float = 0.0  # of a request that joins, on average over its life: prompt and half of the answer; 0: as now
 
 
@@ -99,7 +103,7 @@ class DecodeTuner:
             wanted, reason, is_late = self._wanted_cap(cost, load)
             events.append(self._cap.towards(wanted, reason, now, is_late=is_late))
         if self._prompts.may_change(now):
-            events.append(self._prompts.towards(*self._wanted_prompts(cost), now))
+            events.append(self._prompts.towards(*self._wanted_prompts(cost, load), now))
         return [event for event in events if event is not None]
 
     def _average_step(self, elapsed: float, cost: StepCost) -> None:
@@ -140,7 +144,7 @@ class DecodeTuner:
             return knee, f"{KNEE_SHARE:.0%} of the greatest throughput needs {knee:.0f} sequences", False
         if (alone := cost.base_s + newcomer_s) > target:
             return knee, f"the {in_ms(target)} target cannot be held: one alone takes {in_ms(alone)}", False
-        free = 1.0 - min(prompts_per_s * cost.per_prompt_token_s, _MOST_PROMPT_SHARE)
+        free = _free(cost, prompts_per_s)
         line = _Line(self._running, cost.base_s, present_s, newcomer_s)
         within = target * (1 - self._config.margin)
         lent = max(within - (self._step or within) / free, 0.0)
@@ -154,7 +158,7 @@ class DecodeTuner:
 
     # ---- prompts in mixed steps ----------------------------------------------------------------------------------
 
-    def _wanted_prompts(self, cost: StepCost) -> tuple[float, str]:
+    def _wanted_prompts(self, cost: StepCost, load: DecodeLoad) -> tuple[float, str]:
         """Tokens of prompt in a step, and why."""
         per_sequence = cost.per_decode_s + cost.per_context_s * self._context
         step = cost.base_s + per_sequence * self._running
@@ -162,9 +166,16 @@ class DecodeTuner:
         if target is None:
             left, reason = step, f"so much doubles a step of {in_ms(step)}"
         else:
-            left = target * (1 - self._config.margin) - step
-            reason = f"decodes take {in_ms(step)} of the {in_ms(target)} target"
+            within = target * (1 - self._config.margin)
+            mean = step / _free(cost, load.prompts_per_s)
+            left = max(within - step, load.answer * _BURST * (within - mean))
+            reason = f"decodes take {in_ms(step)} of the {in_ms(target)} target, {in_ms(mean)} with prompts"
         return left / max(cost.per_prompt_token_s, 1e-12), reason
+
+
+def _free(cost: StepCost, prompts_per_s: float) -> float:
+    """The share of the time that prompts leave to decodes."""
+    return 1.0 - min(prompts_per_s * cost.per_prompt_token_s, _MOST_PROMPT_SHARE)
 
 
 @dataclass(frozen=True)
