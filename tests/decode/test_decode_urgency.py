@@ -184,6 +184,10 @@ def test_under_the_cap_nobody_is_behind_batch() -> None:
     asked: list[Sequence] = []
     assert not batch.scheduler.is_behind_batch(0.0, lambda s: asked.append(s) or 0)
     assert asked == [], "nobody waits: nothing is looked up"
+    batch.end("b")
+    batch.add("large", 2000)
+    assert not batch.scheduler.is_behind_batch(0.0, lambda s: asked.append(s) or 0)
+    assert asked == [], "no batch runs"
 
 
 def test_the_lowest_class_moves_under_a_load_of_the_highest_that_never_ends() -> None:
