@@ -1,4 +1,15 @@
-"""Preemption and urgency in whole workers: the same tokens whoever makes room for whom, and always some progress."""
+"""Preemption and urgency in whole workers: the same tokens whoever makes room for whom, and always some progress.
+
+Scheduling faults that other servers shipped, and the tests that would catch them:
+
+    SC01  fits the context and no pool    tests/gateway/test_gateway_bad_input.py (test_prompts_over_the_pool),
+                                          tests/worker/test_roles.py (test_a_prompt_larger_than_the_pool...)
+    SC04  prompts starve decodes          here, and tests/prefill/test_prefill_urgency.py for prompts among themselves
+    SC05  deferred ones are not promoted  here, tests/prefill/test_prefill_urgency.py, tests/worker/test_packing.py
+    SC07  not exact after preemption      here
+    SC08  resumed to be preempted again   here, tests/sim/test_sim_laws.py
+    PD16  running and no tokens           here, tests/sim/test_sim_laws.py
+"""
 
 import pytest
 
