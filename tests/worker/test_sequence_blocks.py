@@ -51,6 +51,29 @@ def test_a_second_sequence_shares_the_full_blocks_of_the_common_prefix() -> None
     assert len(s.block_table) == 3
 
 
+def test_what_no_cache_has_is_known_before_there_are_blocks() -> None:
+    blocks = make()
+    blocks.release(computed(blocks, "a", list(range(10))))
+    assert blocks.num_uncached_tokens(sequence("b", [*range(8), 99, 98])) == 2
+    assert blocks.num_uncached_tokens(sequence("c", list(range(8)))) == 4, "one must be left to compute"
+    assert blocks.num_uncached_tokens(sequence("d", [9, 9, 9])) == 3
+
+
+def test_as_many_blocks_as_are_lacking_are_enough_and_one_fewer_is_not() -> None:
+    """The cached prefix is not counted twice: as found and as what could be evicted."""
+    blocks = make(num_blocks=8)
+    blocks.release(computed(blocks, "a", list(range(8))))
+    own = [blocks.cache.pool.allocate(1, BlockState.PRIVATE) for _ in range(6)]  # 2 are left, both cached
+    s = sequence("b", [*range(8), *[99] * 8])
+    assert blocks.lacking_blocks(s, 17, headroom=1) == 4  # 5 in all, 2 of them found
+    assert len(blocks.cache.handles) == 0
+    for block_ids in own[:4]:
+        assert not blocks.acquire(s, 17, BlockState.PRIVATE, 1)
+        blocks.cache.pool.free(block_ids)
+    assert blocks.lacking_blocks(s, 17, headroom=1) == 0
+    assert blocks.acquire(s, 17, BlockState.PRIVATE, 1)
+
+
 def test_a_fully_cached_prompt_leaves_a_token_to_compute() -> None:
     blocks = make()
     blocks.release(computed(blocks, "a", list(range(8))))
