@@ -31,6 +31,7 @@ what is wanted. But a target that one sequence alone would miss is given up, and
 would keep everybody waiting and still miss it.
 """
 
+import math
 from dataclasses import dataclass
 
 from ..core.step_cost import StepCost
@@ -43,6 +44,7 @@ _MOST_PROMPT_SHARE = 0.75  # of the time, that prompts can claim from the decode
 _FULL = 0.8  # of the cap runs: then it is the cap that makes steps long
 _BURST = 0.25  # of what an answer may be late by, that one chunk of prompt may take
 _POOL_SHARE = 0.95  # of the pool is filled by plan
+_LOOK_S = 0.1  # between two looks at what is wanted: steps are shorter
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class DecodeTuner:
         self._context = 0.0  # mean of one running sequence
         self._running = 0.0
         self._step: float | None = None  # mean over _LIFE_S
+        self._looked_at = -math.inf
 
     @property
     def max_running(self) -> int:
@@ -98,6 +101,9 @@ class DecodeTuner:
         if not is_trusted(cost) or self._context == 0.0:
             return []
         self._average_step(elapsed, cost)
+        if now - self._looked_at < _LOOK_S:
+            return []
+        self._looked_at = now
         events = []
         if self._cap.may_change(now):
             wanted, reason, is_late = self._wanted_cap(cost, load)

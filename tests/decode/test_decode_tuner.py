@@ -198,4 +198,5 @@ def test_in_a_closed_loop_steps_stay_under_the_target_and_nearly_use_it() -> Non
     for start, stop in ((20.0, 60.0), (90.0, 120.0)):
         of_phase = [seconds for at, seconds in steps if start < at <= stop]
         assert 0.032 < sum(of_phase) / len(of_phase) < 0.040
-    assert len([at for at in num_changes if 20.0 < at < 60.0 or at > 90.0]) <= 8
+    # the mean context itself moves by a tenth every few seconds
+    assert len([at for at in num_changes if 20.0 < at < 60.0 or at > 90.0]) <= 70 / 5
