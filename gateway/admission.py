@@ -167,7 +167,7 @@ class Admission:
 
     def release(self, request_id: str, now: float) -> None:
         """Its credit is free. Raises LocalProtocolError when it holds none."""
-        self.credits.release(request_id)
+        self.credits.release(request_id, now)
         self._releases.append(now)
         self._forget_old_releases(now)
 

@@ -1,12 +1,15 @@
 """Credits: which decode workers can take one more request. Pure.
 
-A worker is given as many requests as it runs at a time (its cap may change) and a few more, whose prompts are computed
-while they wait for a place there; and no more than its pool holds at the worst moment that is to come (growth.py).
+A worker is given as many requests as it runs at a time (its cap may change), those more that will find a place within
+AHEAD_S as things go, so that their prompts are computed meanwhile, and no more than its pool holds at the worst moment
+that is to come (growth.py). At present there must also be a block for each of the others to go on with, or the worker
+lets the newcomer wait. Who is sent too early waits there, where nothing is known of its deadline.
 
 Interactive requests look at each other only: what batch requests hold makes way for them, by preemption. Batch
 requests look at all, and leave 1/LEFT_FREE of places and blocks for whoever comes next.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,7 +19,9 @@ from ..core.messages import NodeRef
 from .growth import AnswerLengths, Peak
 
 LEFT_FREE = 8  # batch requests leave 1/8
-_AHEAD = 4  # 1/4 of a cap is sent ahead of its places
+AHEAD_S = 0.25
+_MOST_AHEAD = 4  # 1/4 of a cap
+_RATE_WINDOW_S = 10.0
 _REVIEW_TOKENS = 32  # of progress, after which an answer's length is predicted anew
 
 
@@ -58,22 +63,36 @@ class _Credit:
     cap: int | None = None
     held: dict[str, _Held] = field(default_factory=dict)
     num_batch: int = 0
+    releases: deque[float] = field(default_factory=deque)  # of the last seconds
     _num_new_tokens: int = 0
     _peaks: dict[bool, Peak] = field(default_factory=dict)  # with batch or without
 
-    @property
-    def _places(self) -> int:
-        if self.cap is None:
-            return self.max_running
-        return min(self.cap + -(-self.cap // _AHEAD), self.max_running)
+    def released(self, now: float) -> None:
+        self.releases.append(now)
+        self._forget_old_releases(now)
 
-    def covers(self, ask: Ask, remaining: int) -> bool:
-        places, blocks, num_held = self._places, self.num_blocks, len(self.held)
+    def covers(self, ask: Ask, remaining: int, now: float) -> bool:
+        places, blocks, num_held = self._places(now), self.num_blocks, len(self.held)
         if not ask.is_batch:
             num_held -= self.num_batch
         elif num_held:  # one alone may have all
             places, blocks = (max(total - -(-total // LEFT_FREE), 1) for total in (places, blocks))
-        return num_held < places and self._peak(ask.is_batch).blocks_with(ask.num_tokens, remaining) <= blocks
+        if num_held >= places:
+            return False
+        peak = self._peak(ask.is_batch)
+        now_blocks = peak.blocks_now_with(ask.num_tokens) + num_held
+        return max(peak.blocks_with(ask.num_tokens, remaining), now_blocks) <= blocks
+
+    def _places(self, now: float) -> int:
+        if self.cap is None:
+            return self.max_running
+        self._forget_old_releases(now)
+        soon = int(len(self.releases) / _RATE_WINDOW_S * AHEAD_S)
+        return min(self.cap + min(soon, self.cap // _MOST_AHEAD), self.max_running)
+
+    def _forget_old_releases(self, now: float) -> None:
+        while self.releases and now - self.releases[0] > _RATE_WINDOW_S:
+            self.releases.popleft()
 
     def changed(self) -> None:
         self._num_new_tokens = 0
@@ -116,16 +135,16 @@ class Credits:
         if (credit := self._credits.get(ref)) is not None:
             credit.cap = cap
 
-    def with_credit(self, ask: Ask) -> list[NodeRef]:
+    def with_credit(self, ask: Ask, now: float) -> list[NodeRef]:
         """Workers that can take it now."""
         remaining = self._lengths.remaining(ask.num_generated, ask.max_tokens)
-        return [ref for ref, credit in self._credits.items() if credit.covers(ask, remaining)]
+        return [ref for ref, credit in self._credits.items() if credit.covers(ask, remaining, now)]
 
-    def take(self, request_id: str, ref: NodeRef, ask: Ask) -> None:
+    def take(self, request_id: str, ref: NodeRef, ask: Ask, now: float) -> None:
         """Raises LocalProtocolError when the request holds credit already or the worker has none for it."""
         credit = self._credits.get(ref)
         remaining = self._lengths.remaining(ask.num_generated, ask.max_tokens)
-        if request_id in self._held or credit is None or not credit.covers(ask, remaining):
+        if request_id in self._held or credit is None or not credit.covers(ask, remaining, now):
             raise LocalProtocolError(f"no credit for request {request_id} on {ref.node_id}")
         length = ask.num_generated + remaining
         review_at = min(ask.num_generated + _REVIEW_TOKENS, length)
@@ -147,7 +166,7 @@ class Credits:
         if (credit := self._credits.get(held.worker)) is not None:
             credit.grown(num_tokens)
 
-    def release(self, request_id: str) -> None:
+    def release(self, request_id: str, now: float) -> None:
         """Raises LocalProtocolError when the request holds no credit: it is given back exactly once."""
         held = self._held.pop(request_id, None)
         if held is None:
@@ -155,6 +174,7 @@ class Credits:
         credit = self._credits.get(held.worker)
         if credit is not None and credit.held.pop(request_id, None) is not None:
             credit.num_batch -= held.is_batch
+            credit.released(now)
             credit.changed()
 
     def answered(self, num_tokens: int, *, was_cut: bool) -> None:

@@ -105,6 +105,10 @@ class Peak:
         """That the requests need together at their worst moment."""
         return self._tokens // self._block_size
 
+    def blocks_now_with(self, tokens: int) -> int:
+        """That the requests hold at present, and one more that holds `tokens`."""
+        return (self._held[-1] + tokens + self._block_size - 1) // self._block_size
+
     def blocks_with(self, tokens: int, remaining: int) -> int:
         """The same with one request more."""
         held = tokens + self._block_size - 1

@@ -75,7 +75,7 @@ class Placement:
             return None
         token_ids = generation.token_ids
         num_tokens, total = len(token_ids), len(token_ids) + generation.remaining_tokens
-        credit = set(self._admission.credits.with_credit(generation.ask))
+        credit = set(self._admission.credits.with_credit(generation.ask, now))
         decode = [w for w in self._membership.with_role(Role.DECODE) if w.info.ref in credit and _holds(w, total)]
         decode = [w for w in decode if self._paused_until.get(w.info.ref, now) <= now]
         if not decode:
@@ -119,7 +119,7 @@ class Placement:
     def take(self, generation: Generation, attempt: Attempt, now: float) -> None:
         """The attempt is about to be sent: it counts from now on."""
         if attempt.has_credit:
-            self._admission.credits.take(generation.key, attempt.route.decode, generation.ask)
+            self._admission.credits.take(generation.key, attempt.route.decode, generation.ask, now)
             self._metrics.routed(attempt.route.way)
         self._router.dispatched(attempt.route, now)
 

@@ -25,7 +25,7 @@ from .decode_batch import BatchEntry, DecodeBatch, Gaps
 from .handover import Handover
 from .workbench import LaunchedWork, SimWorkbench
 
-REPORT_INTERVAL_S = 60.0  # a long answer says at least this often that it goes on
+REPORT_INTERVAL_S = 5.0  # a long answer says at least this often that it goes on
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def with_worker(
 
 def released(admission: Admission, *times: float) -> None:
     for at in times:
-        admission.credits.take(f"released at {at}", D0, Ask(1, 0, 1))
+        admission.credits.take(f"released at {at}", D0, Ask(1, 0, 1), at)
         admission.release(f"released at {at}", at)
 
 

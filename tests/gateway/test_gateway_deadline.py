@@ -190,8 +190,8 @@ def test_the_cap_that_a_worker_reports_bounds_what_it_is_sent(hand_module: Any) 
     ref = hand.join(hand_module.decode_info(max_running=64))
     hand.dispatcher.handle(ref, hand_module.status(cap=4))
     generations = [hand.submit() for _ in range(10)]
-    assert len(hand.generates) == 5
-    hand.dispatcher.handle(ref, hand_module.status(cap=8))
+    assert len(hand.generates) == 4
+    hand.dispatcher.handle(ref, hand_module.status(cap=10))
     hand.run(hand_module.TICK_INTERVAL_S)
     assert len(hand.generates) == 10
     for generation in generations:

@@ -85,6 +85,7 @@ def test_no_requests() -> None:
     assert Peak([], 16).blocks == 0
     assert Peak([], 16).blocks_with(159, 1) == 10
     assert Peak([], 16).blocks_with(160, 1) == 11
+    assert Peak([], 16).blocks_now_with(160) == 10
 
 
 def test_the_worst_moment_is_before_an_end() -> None:
@@ -121,6 +122,8 @@ def test_blocks_are_never_promised_twice(
     real = simulated_blocks(everybody, block_size)
     assert real <= predicted <= real + len(everybody)
     assert predicted == Peak(everybody, block_size).blocks
+    now = sum(-(-tokens // block_size) for tokens, _ in everybody)
+    assert now <= Peak(requests, block_size).blocks_now_with(newcomer[0]) <= now + len(everybody)
 
 
 @given(REQUESTS, REQUEST, st.integers(0, 20), st.integers(0, 20))
