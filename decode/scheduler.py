@@ -96,6 +96,11 @@ class DecodeScheduler:
         return len(self._running)
 
     @property
+    def has_any_that_advance(self) -> bool:
+        """Is there one that will end whatever other workers do? A hand-over in progress needs its prefill worker."""
+        return any(s.phase is not Phase.RECEIVING for s in self._running.values())
+
+    @property
     def num_waiting_tokens(self) -> int:
         """Prompt tokens accepted and not yet computed here (those being handed over are another worker's work)."""
         computing = (s.num_uncomputed_tokens for s in self._joining.values() if s.phase is Phase.COMPUTING)

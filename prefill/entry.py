@@ -16,3 +16,4 @@ class PrefillEntry:
     num_returned_tokens: int  # what the decode worker hands over before anything is computed
     arrived_at: float
     num_cached_tokens: int = 0
+    num_own_blocks: int = 0  # of those it holds, beyond the prefix that was cached

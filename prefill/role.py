@@ -21,7 +21,7 @@ from collections import deque
 
 import numpy as np
 
-from ..core.lifecycle import Event
+from ..core.lifecycle import Event, Phase
 from ..core.messages import AbortRequest, KVAbort, NodeRef, PrefillRequest
 from ..core.queueing import Waiting
 from ..core.sequence import Sequence
@@ -82,6 +82,8 @@ class PrefillRole:
 
         Where the device is this processor (`overlaps` is false) a step is over once it is launched.
         """
+        if self._bench.share.must_give_up(now):
+            self._give_up_one()
         self._admit(now)
         report_tuning(self._pacing.update(now, self._bench.steps.cost), self._bench.channels)
         budget = self._bench.share.limited(self._scheduler.token_budget, self._bench.steps.cost)
@@ -151,7 +153,7 @@ class PrefillRole:
             sequence = entry.sequence
             if self._is_being_computed(sequence):
                 return
-            if not self._bench.blocks.acquire(sequence, sequence.num_tokens, BlockState.RESERVED):
+            if not self._acquire(entry):
                 return
             entry.timeline = entry.timeline.stamped(Station.PREFILL_STARTED)
             self._scheduler.admit(request_id, 0)
@@ -168,6 +170,30 @@ class PrefillRole:
             else:
                 sequence.on(Event.ADMITTED)
                 self._compute(entry, sequence.num_computed_tokens, now)
+
+    def _acquire(self, entry: PrefillEntry) -> bool:
+        """Its blocks, if there are enough, and the decode role can spare them."""
+        sequence, blocks, share = entry.sequence, self._bench.blocks, self._bench.share
+        if share.has_both_roles:  # to know it costs a search
+            num_held = sum(e.num_own_blocks for e in self._entries.values())
+            if not share.may_hold(num_held, blocks.num_uncached(sequence)):
+                return False
+        if not blocks.acquire(sequence, sequence.num_tokens, BlockState.RESERVED):
+            return False
+        entry.num_own_blocks = len(sequence.block_table) - sequence.num_computed_tokens // self._bench.info.block_size
+        return True
+
+    def _give_up_one(self) -> None:
+        """The newest prompt that waits for its decode worker: computed there, it costs time, but nobody's blocks."""
+        waiting = [
+            request_id
+            for request_id, entry in self._entries.items()
+            if entry.sequence.phase in (Phase.HANDING_OVER, Phase.RECEIVING)
+            and not self._bench.link.is_granted(request_id)
+        ]
+        if waiting:
+            logger.debug("hand-over of %s given up: its blocks are needed here", waiting[-1])
+            self._end(waiting[-1], "its blocks were needed for what the prefill worker decodes")
 
     def _is_being_computed(self, sequence: Sequence) -> bool:
         """By another one that is not paused for the likes of it."""

@@ -29,6 +29,7 @@ class _Entry:
     num_returned_tokens: int
     arrived_at: float
     num_cached_tokens: int = 0
+    num_own_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class SimPrefillRole:
             others = (e.sequence for r, e in self._entries.items() if not self.scheduler.yields(r, request_id))
             if self._bench.blocks.is_being_computed(sequence, others):
                 return
-            if not self._bench.blocks.acquire(sequence, sequence.num_tokens, BlockState.RESERVED):
+            if not self._acquire(entry):
                 return
             self.scheduler.admit(request_id, 0)
             if entry.num_returned_tokens > sequence.num_computed_tokens:
@@ -130,6 +131,17 @@ class SimPrefillRole:
             else:
                 sequence.on(Event.ADMITTED)
                 self._compute(entry, sequence.num_computed_tokens)
+
+    def _acquire(self, entry: _Entry) -> bool:
+        sequence, blocks, share = entry.sequence, self._bench.blocks, self._bench.share
+        if share.has_both_roles:
+            num_held = sum(e.num_own_blocks for e in self._entries.values())
+            if not share.may_hold(num_held, blocks.num_uncached(sequence)):
+                return False
+        if not blocks.acquire(sequence, sequence.num_tokens, BlockState.RESERVED):
+            return False
+        entry.num_own_blocks = len(sequence.block_table) - sequence.num_computed_tokens // self._bench.info.block_size
+        return True
 
     def _receive_prefix(self, entry: _Entry) -> None:
         handover = self._bench.network.handover(prefix_return_id(entry.sequence.request_id))

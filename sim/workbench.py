@@ -8,8 +8,8 @@ from ..core.messages import CacheUpdate, Message, NodeRef, WorkerInfo
 from ..core.step_cost import StepShape
 from ..core.tuner_event import TunerEvent
 from ..radix_cache.cache import RadixCache
+from ..worker.role_share import RoleShare
 from ..worker.sequence_blocks import SequenceBlocks
-from ..worker.step_share import StepShare
 from ..worker.step_watch import StepWatch
 from .clock import VirtualClock
 from .device import Device, Overheads
@@ -51,7 +51,7 @@ class SimWorkbench:
         self.info, self.ref = parts.info, parts.info.ref
         self.blocks = SequenceBlocks(RadixCache(parts.info.num_blocks, parts.info.block_size), parts.info.block_size)
         self.steps = StepWatch(parts.clock.read)
-        self.share = StepShare(has_target=parts.decode.tpot_target_s is not None)
+        self.share = RoleShare(parts.info.num_blocks, has_target=parts.decode.tpot_target_s is not None)
         self.overlaps = parts.overlaps
         self.put = put
         self.host_free_at = 0.0  # when the launch that the host is busy with is done

@@ -53,6 +53,7 @@ class SimWorker:
         self.bench = SimWorkbench(parts, self._put, self.wake)
         self.ref = parts.info.ref
         self.roles = parts.info.roles
+        self.bench.share.has_both_roles = len(self.roles) > 1
         self.prefill = SimPrefillRole(self.bench, parts.prefill)
         self.decode = SimDecodeRole(self.bench, parts.decode, answers)
         self._both: tuple[SimRole, ...] = (self.prefill, self.decode)
@@ -80,6 +81,7 @@ class SimWorker:
     def _handle(self, sender: NodeRef, message: Message) -> None:
         if isinstance(message, SetRoles):
             self.roles = message.roles
+            self.bench.share.has_both_roles = len(message.roles) > 1
             self._report_status(force=True)
         for role in self._both:
             role.handle(sender, message)

@@ -130,6 +130,10 @@ class KVLink:
         """How KV from this peer comes, as in TransferConfig.transport. Raises PeerUnreachable, ConfigurationError."""
         return self._receiving.transport_to(peer)
 
+    def is_granted(self, request_id: str) -> bool:
+        """Has the receiver said that it has blocks for what is handed over to it under this id?"""
+        return self._sending.is_granted(request_id)
+
     # ---- both --------------------------------------------------------------------------------------------------
 
     def abort(self, request_id: str, reason: str) -> None:

@@ -107,6 +107,10 @@ class Sending:
             outgoing.session.finished(commit, now)
             self._send_what_may(outgoing, now)
 
+    def is_granted(self, request_id: str) -> bool:
+        outgoing = self._outgoing.get(request_id)
+        return outgoing is not None and outgoing.session.ring_id is not None
+
     def abort(self, request_id: str, reason: str) -> None:
         if request_id in self._outgoing:
             outgoing = self._end(request_id, succeeded=False)

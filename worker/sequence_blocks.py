@@ -88,6 +88,12 @@ class SequenceBlocks:
         self.cache.release(handle)
         return lacking
 
+    def num_uncached(self, sequence: Sequence) -> int:
+        """Blocks of its tokens that `acquire` would have to allocate."""
+        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.num_tokens - 1)
+        self.cache.release(handle)
+        return self._num_blocks(sequence.num_tokens) - len(handle.block_ids)
+
     def is_being_computed(self, sequence: Sequence, others: Iterable[Sequence]) -> bool:
         """Does one of `others` compute the next block of this sequence right now? Waiting saves computing it twice.
 

@@ -19,8 +19,8 @@ from ..transfer.channels import PeerUnreachable, WorkerChannels
 from ..transfer.keys import ClusterKeys
 from ..transfer.link import KVLink
 from .cache_reporter import CacheReporter
+from .role_share import RoleShare
 from .sequence_blocks import SequenceBlocks
-from .step_share import StepShare
 from .step_watch import StepWatch
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ class Workbench:
     channels: WorkerChannels
     link: KVLink
     reporter: CacheReporter
+    share: RoleShare
     steps: StepWatch = field(default_factory=StepWatch)
-    share: StepShare = field(default_factory=StepShare)
     counters: Counter[str] = field(default_factory=Counter)  # num_tokens_generated, num_handover_failures
 
     @property
@@ -131,9 +131,8 @@ def build_workbench(config: WorkerConfig) -> Workbench:
     )
     blocks = SequenceBlocks(RadixCache(num_blocks, block_size), block_size)
     link = KVLink(channels, engine.pool, engine.layout, config.transfer, config.network.run_dir, info)
-    share = StepShare(has_target=config.decode.tpot_target_s is not None)
-    reporter = CacheReporter(blocks.cache, channels)
-    return Workbench(config, info, engine, blocks, channels, link, reporter, share=share)
+    share = RoleShare(num_blocks, has_target=config.decode.tpot_target_s is not None)
+    return Workbench(config, info, engine, blocks, channels, link, CacheReporter(blocks.cache, channels), share)
 
 
 def fit_context(config: WorkerConfig, pool_tokens: int) -> int:

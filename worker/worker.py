@@ -52,6 +52,7 @@ class Worker:
         self._clock = clock
         self._roles = roles
         self._mask = bench.config.roles
+        bench.share.has_both_roles = len(self._mask) > 1
         self._membership = membership
         self._last_status: Status | None = None
         self._last_status_at = 0.0
@@ -139,6 +140,7 @@ class Worker:
         if mask and mask != self._mask:
             logger.info("roles now: %s (before: %s)", "+".join(mask), "+".join(self._mask))
             self._mask = mask
+            self._bench.share.has_both_roles = len(mask) > 1
         self._last_status = None
         self._report_status(force=True)
 

@@ -42,6 +42,7 @@ from baton.transfer.channels import Incoming, PeerUnreachable
 from baton.transfer.link import KVLink
 from baton.worker.cache_reporter import CacheReporter
 from baton.worker.membership import Membership
+from baton.worker.role_share import RoleShare
 from baton.worker.sequence_blocks import SequenceBlocks
 from baton.worker.workbench import Workbench
 from baton.worker.worker import Worker
@@ -176,7 +177,8 @@ class House:
         )
         blocks = SequenceBlocks(RadixCache(wanted["num_blocks"], wanted["block_size"]), wanted["block_size"])
         link = KVLink(channels, pool, layout, transfer, "", info)
-        bench = Workbench(config, info, engine, blocks, channels, link, CacheReporter(blocks.cache, channels))
+        reporter, share = CacheReporter(blocks.cache, channels), RoleShare(wanted["num_blocks"])
+        bench = Workbench(config, info, engine, blocks, channels, link, reporter, share)
         membership = Membership()
         roles = {Role.PREFILL: PrefillRole(bench, membership), Role.DECODE: DecodeRole(bench, membership)}
         others = [other.info for other in self.benches.values()]

@@ -142,6 +142,33 @@ def test_a_prefill_step_beside_decodes_is_as_short_as_the_decode_side_says(house
     h.assert_idle()
 
 
+@pytest.mark.parametrize(("num_tokens", "num_given_up"), [(24, 0), (36, 12)])
+@pytest.mark.parametrize("seed", range(3))
+def test_two_workers_with_full_pools_do_not_wait_for_each_other(
+    house, model_oracle, seed, num_tokens, num_given_up
+) -> None:
+    """Each could fill its pool with prompts for the other one, and have no block for what it decodes itself.
+
+    Prompts hold at most half of 16 blocks; those that are longer than that are given up, and computed where they run.
+    """
+    h = house(seed=seed, num_blocks=16)
+    a, b = h.birth(PREFILL), h.birth(DECODE)
+    for ref in (a, b):
+        set_roles(h, ref, PREFILL, DECODE)
+    h.settle()
+    prompts = {f"r{i}": [i, *(PROMPT * 2)[: num_tokens - 1]] for i in range(12)}
+    for i, (name, prompt) in enumerate(prompts.items()):
+        decode, prefill = (a, b) if i % 2 else (b, a)
+        h.generate(name, prompt, 6, decode, prefill)
+    began = h.now
+    h.settle(rounds=20000)
+    assert h.outputs == {name: model_oracle(prompt, 6) for name, prompt in prompts.items()}
+    num_failures = sum(h.benches[ref].counters["num_handover_failures"] for ref in (a, b))
+    assert num_failures <= num_given_up, num_failures
+    assert h.now - began < 30.0, "a lease decided"
+    h.assert_idle()
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_any_order_any_abort_any_death_any_change_of_roles(house, model_oracle, seed) -> None:
     """As tests/worker/test_roles.py, with workers that do both and masks that change meanwhile."""

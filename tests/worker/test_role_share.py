@@ -1,17 +1,17 @@
-"""StepShare: prefill steps beside decodes are as short as the decode side says; without decodes they are not."""
+"""RoleShare: prefill steps beside decodes are as short as the decode side says; prompts leave it blocks."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.step_cost import LEAST_SAMPLES, StepCost, StepShape
-from baton.worker.step_share import StepShare
+from baton.worker.role_share import PATIENCE_S, RoleShare
 
 UNKNOWN = StepCost(0.02, 0.001, 0.0, 0.0005, 0.0)
 KNOWN = StepCost(0.02, 0.001, 0.0, 0.0005, 0.0, LEAST_SAMPLES, 0.1, LEAST_SAMPLES, LEAST_SAMPLES)
 
 
 def test_by_hand() -> None:
-    share = StepShare()
+    share = RoleShare(64)
     assert share.limited(512, KNOWN) == 512
     share.planned(num_decodes=3, prompt_budget=64, num_prompt_tokens=0)
     assert share.limited(512, KNOWN) == 64
@@ -25,7 +25,7 @@ def test_by_hand() -> None:
 
 
 def test_with_a_target_a_turn_takes_no_longer_than_a_mixed_step_would() -> None:
-    share = StepShare(has_target=True)
+    share = RoleShare(64, has_target=True)
     share.planned(num_decodes=3, prompt_budget=64, num_prompt_tokens=10)
     assert share.limited(512, UNKNOWN) == 54
     tokens = share.limited(512, KNOWN)
@@ -38,6 +38,31 @@ def test_with_a_target_a_turn_takes_no_longer_than_a_mixed_step_would() -> None:
 
 @given(st.integers(0, 300), st.integers(0, 4096), st.integers(0, 4096), st.integers(1, 9000), st.booleans())
 def test_there_is_always_something_to_compute_and_never_more_than_alone(decodes, budget, own, alone, target) -> None:
-    share = StepShare(has_target=target)
+    share = RoleShare(64, has_target=target)
     share.planned(decodes, budget, min(own, budget))
     assert 1 <= share.limited(alone, KNOWN) <= alone
+
+
+def test_with_both_roles_prompts_hold_half_of_the_pool_or_one_prompt() -> None:
+    share = RoleShare(64)
+    assert share.may_hold(50, 14)
+    share.has_both_roles = True
+    assert share.may_hold(20, 12)
+    assert not share.may_hold(20, 13)
+    assert share.may_hold(0, 60), "a long prompt is computed alone, not never"
+
+
+def test_a_hand_over_is_given_up_only_while_nothing_that_runs_ends_by_itself() -> None:
+    share = RoleShare(64)
+    assert not share.must_give_up(100.0)
+    share.decode_waits_for_blocks(100.0, others_end=False)
+    share.decode_waits_for_blocks(100.5, others_end=False)
+    assert not share.must_give_up(100.0 + PATIENCE_S - 0.01)
+    assert share.must_give_up(100.0 + PATIENCE_S)
+    assert not share.must_give_up(100.1 + PATIENCE_S), "one at a time"
+    assert share.must_give_up(100.0 + 2 * PATIENCE_S)
+    share.decode_waits_for_blocks(110.0, others_end=True)
+    assert not share.must_give_up(120.0)
+    share.decode_waits_for_blocks(120.0, others_end=False)
+    share.decode_has_blocks()
+    assert not share.must_give_up(130.0)
