@@ -56,7 +56,9 @@ class Gateway:
         self.cluster = Cluster(channel, self.membership)
         index = PrefixIndexes()
         admission = Admission(config.max_queue, config.max_queue_delay_s, config.policy, config.ttft_target_s)
-        self._placement = Placement(self.membership, index, admission, self.metrics, config.expected_prefill)
+        self._placement = Placement(
+            self.membership, index, admission, self.metrics, config.expected_prefill, config.tpot_target_s
+        )
         self.dispatcher = Dispatcher(self.membership, self._placement, admission, self.metrics, self.cluster.send)
         self.probe = Probe(
             self.dispatcher,

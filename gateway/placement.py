@@ -8,11 +8,11 @@ from ..radix_cache.index import PrefixIndexes
 from .admission import Admission
 from .forecast import Speed, pool_waits, speeds
 from .generation import Attempt, Generation, Unavailable
+from .measuring import Measuring
 from .membership import Membership, Worker
 from .metrics import Metrics
 from .prompts import Limits
 from .router import Route, Router
-from .transfer_rate import TransferRate
 from .ways import Candidate
 
 PAUSE_S = 0.5
@@ -33,13 +33,14 @@ class Placement:
         admission: Admission,
         metrics: Metrics,
         expected_prefill: int,
+        tpot_target_s: float | None = None,
     ):
         self._membership = membership
         self._index = index
         self._admission = admission
         self._metrics = metrics
         self._router = Router()
-        self._transfer_rate = TransferRate()
+        self._measuring = Measuring(tpot_target_s)
         self._known: dict[NodeRef, Speed] = {}
         self._known_at = -math.inf
         self._awaits_prefill = expected_prefill > 0
@@ -83,6 +84,7 @@ class Placement:
         prefill = [w for w in self._membership.with_role(Role.PREFILL) if _holds(w, num_tokens)]
         cached = self._index.match(generation.namespace, token_ids)
         speed = self._speeds(now)
+        self._router.measured = self._measuring.measured
         return self._router.choose(
             num_tokens,
             [Candidate(w.info.ref, cached.get(w.info.ref.node_id, 0), speed.get(w.info.ref)) for w in decode],
@@ -131,14 +133,15 @@ class Placement:
         if route.ttft_s is not None:
             self._metrics.ttft_predicted((now - route.chosen_at) / route.ttft_s)
         if timeline is not None and route.prefill is not None and timeline.copy_ns:
-            self._transfer_rate.saw(route.decode_missing + route.num_returned_tokens, timeline.copy_ns / 1e9)
-            self._router.transfer_s = self._transfer_rate.token_s
+            self._measuring.handed_over(route.decode_missing + route.num_returned_tokens, timeline.copy_ns / 1e9)
 
     def give_back(self, generation: Generation, attempt: Attempt, now: float) -> None:
         """The attempt is over."""
         if not attempt.prompt_done:
             self._router.prompt_done(attempt.route, now)
         self._router.ended(attempt.route)
+        if attempt.prompt_done and generation.pinned is None:
+            self._measuring.answered(len(generation.output_token_ids))
         if attempt.has_credit:
             self._admission.release(generation.key, now)
 

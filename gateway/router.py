@@ -11,9 +11,11 @@ prefill worker P. So there are three ways for a prompt of which D lacks `missing
 those of least cost, in seconds:
 
     cost = TTFT of this request                                     wait, compute, transfer, half a step of D
-         + HARM * compute of its tokens * sequences beside it       who decodes where they are computed, and who comes
+         + weight * compute of its tokens * sequences beside it     who decodes where they are computed, and who comes
          + SEQUENCE_WEIGHT * per_prompt_token * sequences of D      its tokens will come the slower, the more there are
 
+    weight   = what they lose by it and by those before it, of what they can spare: (TPOT target - step) * answer;
+               HARM while that is not known
     transfer = tokens * seconds per token, as measured; what overlaps with computing is left out, the last chunk is not
 
 *By tokens* while that is unknown, of one worker at least:
@@ -33,7 +35,7 @@ import msgspec
 from ..core.messages import NodeRef
 from .forecast import Speed, Work, rest_of_prompt
 from .loads import Loads
-from .ways import Asked, Candidate, cheapest_by_time, cheapest_by_tokens, pace_of, wait_s
+from .ways import Asked, Candidate, Measured, cheapest_by_time, cheapest_by_tokens, pace_of, wait_s
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -87,13 +89,13 @@ class Route(msgspec.Struct, frozen=True):
 class Router:
     """Chooses routes and counts the load that its choices put on the workers.
 
-    `transfer_s`: seconds that handing over one token takes, to be set from what was measured.
+    `measured` is to be set from what was.
     """
 
     def __init__(self) -> None:
         self._loads = Loads()
         self._turn = 0
-        self.transfer_s = 0.0
+        self.measured = Measured()
 
     def load(self, ref: NodeRef) -> int:
         """In tokens, see above."""
@@ -120,7 +122,7 @@ class Router:
         self._turn += 1
         asked = Asked(num_tokens, is_batch, now)
         decode, prefill = self._in_turn(decode), self._in_turn(prefill)
-        way = cheapest_by_time(asked, self._loads, decode, prefill, self.transfer_s)
+        way = cheapest_by_time(asked, self._loads, decode, prefill, self.measured)
         if way is None:
             way = cheapest_by_tokens(asked, self._loads, decode, prefill)
         return Route(

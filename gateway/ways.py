@@ -11,7 +11,7 @@ from .forecast import Pace, Speed, Work, rest_of_prompt
 from .loads import SEQUENCE_WEIGHT, Load, Loads
 
 LOCAL_TOKENS = 256  # about one chunk: what a decode worker computes within one step
-HARM = 0.25  # of the time that others lose counts: they are late by a part of it, and most have room to be
+HARM = 0.25  # of the time that others lose, where nobody said what they can spare: most have some
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -32,6 +32,27 @@ class Asked(NamedTuple):
     def missing(self, cached_tokens: int) -> int:
         """At least one token is computed, for there must be one to sample from."""
         return max(self.num_tokens - cached_tokens, 1)
+
+
+class Measured(NamedTuple):
+    """What was seen of late, or said by the operator.
+
+    `transfer_s`: of handing over one token. `answer_tokens`: mean length of answers; 0: none has ended.
+    """
+
+    transfer_s: float = 0.0
+    answer_tokens: float = 0.0
+    tpot_target_s: float | None = None
+
+    def weight(self, lost_s: float, step_s: float) -> float:
+        """Of time that sequences lose, `lost_s` in all, while their steps take `step_s`.
+
+        A sequence can spare what its steps leave of the target over its whole answer; losing all that counts in full.
+        """
+        if self.tpot_target_s is None or not self.answer_tokens:
+            return HARM
+        spare_s = (self.tpot_target_s - step_s) * self.answer_tokens
+        return min(lost_s / spare_s, 1.0) if spare_s > 0.0 else 1.0
 
 
 class Way(NamedTuple):
@@ -88,12 +109,12 @@ def wait_s(load: Load, pace: Pace, now: float, *, is_batch: bool) -> float:
 
 
 def cheapest_by_time(
-    asked: Asked, loads: Loads, decode: list[Candidate], prefill: list[Candidate], transfer_s: float
+    asked: Asked, loads: Loads, decode: list[Candidate], prefill: list[Candidate], measured: Measured
 ) -> Way | None:
-    """Of equals the first is taken. `transfer_s`: of one token. None: some worker's speed is not known."""
+    """Of equals the first is taken. None: some worker's speed is not known."""
     decoders = {candidate.ref for candidate in decode}
-    all_here = (_Place.of(c, loads[c.ref], asked, as_prefill=False, decodes=True) for c in decode)
-    all_there = (_Place.of(c, loads[c.ref], asked, as_prefill=True, decodes=c.ref in decoders) for c in prefill)
+    all_here = (_place(c, loads[c.ref], asked, measured, as_prefill=False, decodes=True) for c in decode)
+    all_there = (_place(c, loads[c.ref], asked, measured, as_prefill=True, decodes=c.ref in decoders) for c in prefill)
     here = [place for place in all_here if place is not None]
     there = [place for place in all_there if place is not None]
     if len(here) < len(decode) or len(there) < len(prefill):
@@ -103,7 +124,7 @@ def cheapest_by_time(
     for d in here:
         # Its tokens will come the slower, the more sequences there are.
         standing_s = SEQUENCE_WEIGHT * d.pace.per_prompt_token_s * loads[d.ref].sequences
-        for cost_s, way in _ways(d, soonest, transfer_s):
+        for cost_s, way in _ways(d, soonest, measured.transfer_s):
             if cost_s + standing_s < cheapest_s:
                 cheapest, cheapest_s = way, cost_s + standing_s
     return cheapest
@@ -119,30 +140,39 @@ class _Place(NamedTuple):
     backlog: Work
     wait_s: float
     num_harmed: int  # sequences that come later by what is computed here: those it has, and one that will come
-
-    @classmethod
-    def of(cls, candidate: Candidate, load: Load, asked: Asked, *, as_prefill: bool, decodes: bool) -> "_Place | None":
-        if candidate.speed is None:
-            return None
-        pace = pace_of(load, candidate.speed, as_prefill=as_prefill)
-        return cls(
-            candidate.ref,
-            candidate.cached_tokens,
-            rest_of_prompt(asked.num_tokens, asked.missing(candidate.cached_tokens)),
-            pace,
-            load.backlog(is_batch=asked.is_batch),
-            wait_s(load, pace, asked.now, is_batch=asked.is_batch),
-            load.sequences + decodes,
-        )
+    measured: Measured
 
     def compute_s(self, work: Work) -> float:
         return self.pace.compute_s(self.backlog, work)
 
     def harm_s(self, work: Work) -> float:
-        return HARM * self.pace.tokens_s(work) * self.num_harmed
+        if not self.num_harmed:
+            return 0.0
+        lost_s = self.pace.tokens_s(work)
+        weight = self.measured.weight(self.pace.tokens_s(self.backlog) + lost_s, self.pace.step_s)
+        return weight * lost_s * self.num_harmed
 
     def own_cost_s(self) -> float:
         return self.wait_s + self.compute_s(self.work) + self.harm_s(self.work)
+
+
+def _place(
+    candidate: Candidate, load: Load, asked: Asked, measured: Measured, *, as_prefill: bool, decodes: bool
+) -> _Place | None:
+    """None: its speed is not known."""
+    if candidate.speed is None:
+        return None
+    pace = pace_of(load, candidate.speed, as_prefill=as_prefill)
+    return _Place(
+        candidate.ref,
+        candidate.cached_tokens,
+        rest_of_prompt(asked.num_tokens, asked.missing(candidate.cached_tokens)),
+        pace,
+        load.backlog(is_batch=asked.is_batch),
+        wait_s(load, pace, asked.now, is_batch=asked.is_batch),
+        load.sequences + decodes,
+        measured,
+    )
 
 
 def _ways(d: _Place, soonest: list[_Place], transfer_s: float) -> Iterator[tuple[float, Way]]:

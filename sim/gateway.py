@@ -62,7 +62,9 @@ class SimGateway:
         self._membership = Membership(self.ref, "", timeout_s=float("inf"))
         index = PrefixIndexes()
         metrics = Metrics(list)
-        self._placement = Placement(self._membership, index, self.admission, metrics, expected_prefill=0)
+        self._placement = Placement(
+            self._membership, index, self.admission, metrics, expected_prefill=0, tpot_target_s=config.tpot_target_s
+        )
         self.dispatcher = Dispatcher(
             self._membership, self._placement, self.admission, metrics, self._send, clock=clock.read
         )

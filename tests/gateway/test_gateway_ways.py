@@ -14,7 +14,7 @@ from baton.core.step_cost import StepCost
 from baton.gateway.forecast import Speed
 from baton.gateway.loads import SEQUENCE_WEIGHT
 from baton.gateway.router import Route, Router
-from baton.gateway.ways import HARM, Candidate
+from baton.gateway.ways import HARM, Candidate, Measured
 
 D0, D1, P0, P1 = (NodeRef(name, 1) for name in ("decode-0", "decode-1", "prefill-0", "prefill-1"))
 SPEED = Speed(StepCost(0.01, 1e-4, 0.0, 1e-3, 0.0), token_budget=1000, chunk_size=1000, prompt_budget=200)
@@ -91,13 +91,13 @@ def test_what_only_decode_has_is_returned_when_the_rest_is_long() -> None:
 def test_a_short_rest_behind_what_only_decode_has_is_local() -> None:
     router = Router()
     decoding(router, D0, 8)
-    router.transfer_s = 1e-4  # as long as computing: 600 tokens back would take 60 ms
+    router.measured = Measured(transfer_s=1e-4)  # as long as computing: 600 tokens back would take 60 ms
     assert router.choose(1050, [at(D0, 1000)], [at(P0, 400)], 0.0).way == "local"
 
 
 def test_what_is_sent_overlaps_with_computing_but_for_the_last_chunk() -> None:
     router = Router()
-    router.transfer_s = 1e-5
+    router.measured = Measured(transfer_s=1e-5)
     assert router.choose(3000, [at(D0)], [at(P0)], 0.0).lag_s == pytest.approx(0.01), "1000 tokens of the last step"
     # P has all but 100 tokens: 2900 tokens travel at once, and computing 100 takes 20 ms
     assert router.choose(3000, [at(D0)], [at(P0, 2900)], 0.0).lag_s == pytest.approx(0.03 - 0.02)
@@ -106,7 +106,7 @@ def test_what_is_sent_overlaps_with_computing_but_for_the_last_chunk() -> None:
 def test_returning_takes_place_while_the_prompt_waits() -> None:
     router = with_backlog(P0, 1000)  # 0.11 s
     decoding(router, D0, 8)
-    router.transfer_s = 1e-5
+    router.measured = Measured(transfer_s=1e-5)
     route = router.choose(3000, [at(D0, 1000)], [at(P0, 0)], 0.0)
     assert route.way == "returned"
     assert route.wait_s == pytest.approx(0.11)
@@ -148,6 +148,28 @@ def test_batch_prompts_do_not_delay_interactive_ones() -> None:
     router.dispatched(Route(D0, P0, 5000, 5000, num_tokens=5000, is_batch=True), 0.0)
     assert router.choose(2000, [at(D0)], [at(P0)], 0.0).wait_s == 0.0
     assert router.choose(2000, [at(D0)], [at(P0)], 0.0, is_batch=True).wait_s == pytest.approx(0.55)
+
+
+# ---- what sequences can spare ----------------------------------------------------------------------------------------
+
+
+def test_time_lost_counts_as_far_as_it_cannot_be_spared() -> None:
+    assert Measured().weight(1.0, 0.02) == HARM
+    assert Measured(answer_tokens=100).weight(1.0, 0.02) == HARM
+    assert Measured(tpot_target_s=0.05).weight(1.0, 0.02) == HARM, "no answer has ended"
+    known = Measured(answer_tokens=100, tpot_target_s=0.05)
+    assert known.weight(0.3, 0.02) == pytest.approx(0.1), "3 s can be spared"
+    assert known.weight(9.0, 0.02) == 1.0
+    assert known.weight(0.001, 0.05) == 1.0, "nothing can be spared"
+
+
+@pytest.mark.parametrize(("tpot_target_s", "is_local"), [(0.1, True), (0.02, False)])
+def test_a_prompt_stays_where_decodes_have_time_to_spare(tpot_target_s: float, is_local: bool) -> None:
+    """Local 0.037 s and nine sequences that lose 10 ms; remote 0.079 s."""
+    router = with_backlog(P0, 5000)
+    decoding(router, D0, 8)
+    router.measured = Measured(answer_tokens=2, tpot_target_s=tpot_target_s)
+    assert router.choose(100, [at(D0)], [at(P0)], 0.5).is_local == is_local
 
 
 # ---- time passes -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,37 @@
+"""What the router learns from requests that have been."""
+
+import pytest
+
+from baton.gateway.measuring import Measuring
+from baton.gateway.ways import Measured
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert Measuring(0.05).measured == Measured(0.0, 0.0, 0.05)
+
+
+def test_a_short_hand_over_counts_as_little_as_its_tokens() -> None:
+    measuring = Measuring(None)
+    measuring.handed_over(10, 0.01)  # overhead
+    measuring.handed_over(9990, 0.1)
+    assert measuring.measured.transfer_s == pytest.approx(0.11 / 10_000, rel=0.01)
+
+
+def test_old_hand_overs_are_forgotten() -> None:
+    measuring = Measuring(None)
+    measuring.handed_over(50_000, 50.0)
+    for _ in range(40):
+        measuring.handed_over(50_000, 0.5)
+    assert measuring.measured.transfer_s == pytest.approx(1e-5)
+    measuring.handed_over(200_000, 4.0)
+    assert measuring.measured.transfer_s == pytest.approx(2e-5)
+
+
+def test_the_mean_answer_is_that_of_the_last_ones() -> None:
+    measuring = Measuring(None)
+    measuring.answered(100)
+    measuring.answered(300)
+    assert measuring.measured.answer_tokens == pytest.approx(200)
+    for _ in range(5000):
+        measuring.answered(50)
+    assert measuring.measured.answer_tokens == pytest.approx(50, rel=1e-3)
