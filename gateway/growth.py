@@ -25,6 +25,7 @@ _REMEMBERED = 256  # answers
 _LEAST_KNOWN = 16  # answers, before anything is concluded from them
 _BITS = 40  # of a packed number are for the tokens held now
 _MASK = (1 << _BITS) - 1
+_NEW_ANSWERS = 8  # change an estimate; fewer are not worth the time
 _QUANTILE = 0.8  # of the answers are no longer than predicted; the worker preempts when too many are
 
 
@@ -37,12 +38,12 @@ class AnswerLengths:
         self._ends: list[int] = []
         self._beyond: list[float] = []
         self._longest = 0
-        self._is_stale = False
+        self._num_new = _NEW_ANSWERS  # since the last estimate
 
     def learn(self, num_tokens: int, *, was_cut: bool) -> None:
         """An answer ended with so many tokens. `was_cut`: by its max_tokens, else by itself."""
         self._answers.append((num_tokens, was_cut))
-        self._is_stale = True
+        self._num_new += 1
 
     def remaining(self, num_generated: int, max_tokens: int) -> int:
         """Tokens that an answer which has `num_generated` so far is predicted to get still; at most max_tokens in all.
@@ -55,7 +56,7 @@ class AnswerLengths:
         unknown = num_generated + UNKNOWN_GROWTH
         if len(self._answers) < _LEAST_KNOWN:
             return unknown
-        if self._is_stale:
+        if self._num_new >= _NEW_ANSWERS:
             self._estimate()
         first = bisect_right(self._ends, num_generated)
         beyond = -self._beyond[first - 1] if first else 1.0
@@ -63,7 +64,7 @@ class AnswerLengths:
         return self._ends[index] if index < len(self._ends) else max(self._longest, unknown)
 
     def _estimate(self) -> None:
-        self._is_stale = False
+        self._num_new = 0
         self._ends, self._beyond = [], []
         answers = sorted(self._answers)  # at one length, those that ended come before those that were cut
         num_left, beyond = len(answers), 1.0
