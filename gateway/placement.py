@@ -131,7 +131,9 @@ class Placement:
         attempt.prompt_done = True
         self._router.prompt_done(route, now)
         if route.ttft_s is not None:
-            self._metrics.ttft_predicted((now - route.chosen_at) / route.ttft_s)
+            measured_s = now - route.chosen_at
+            self._metrics.ttft_predicted(measured_s / route.ttft_s)
+            self._measuring.first_token(route.ttft_s, measured_s)
         if timeline is not None and route.prefill is not None and timeline.copy_ns:
             self._measuring.handed_over(route.decode_missing + route.num_returned_tokens, timeline.copy_ns / 1e9)
 

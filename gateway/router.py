@@ -135,7 +135,7 @@ class Router:
             is_batch=is_batch,
             chosen_at=now,
             wait_s=way.wait_s,
-            ttft_s=way.ttft_s,
+            ttft_s=None if way.ttft_s is None else way.ttft_s + self.measured.overhead_s,
             lag_s=way.lag_s,
         )
 

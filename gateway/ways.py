@@ -38,11 +38,13 @@ class Measured(NamedTuple):
     """What was seen of late, or said by the operator.
 
     `transfer_s`: of handing over one token. `answer_tokens`: mean length of answers; 0: none has ended.
+    `overhead_s`: by which first tokens come later than steps explain (messages, hosts), the same on all ways.
     """
 
     transfer_s: float = 0.0
     answer_tokens: float = 0.0
     tpot_target_s: float | None = None
+    overhead_s: float = 0.0
 
     def weight(self, lost_s: float, step_s: float) -> float:
         """Of time that sequences lose, `lost_s` in all, while their steps take `step_s`.

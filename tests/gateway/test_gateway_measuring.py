@@ -7,7 +7,7 @@ from baton.gateway.ways import Measured
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert Measuring(0.05).measured == Measured(0.0, 0.0, 0.05)
+    assert Measuring(0.05).measured == Measured(0.0, 0.0, 0.05, 1e-4)
 
 
 def test_a_short_hand_over_counts_as_little_as_its_tokens() -> None:
@@ -35,3 +35,14 @@ def test_the_mean_answer_is_that_of_the_last_ones() -> None:
     for _ in range(5000):
         measuring.answered(50)
     assert measuring.measured.answer_tokens == pytest.approx(50, rel=1e-3)
+
+
+def test_the_overhead_comes_to_rest_at_the_median_of_what_steps_do_not_explain() -> None:
+    measuring = Measuring(None)
+    for number in range(600):  # 20 ms are explained; a tenth of all waits long for something else
+        rest = 9.0 if number % 10 == 0 else 0.004 + 0.002 * (number % 3)
+        measuring.first_token(0.02 + measuring.measured.overhead_s, 0.02 + rest)
+    assert measuring.measured.overhead_s == pytest.approx(0.006, rel=0.3)
+    for _ in range(600):
+        measuring.first_token(0.02 + measuring.measured.overhead_s, 0.01)
+    assert measuring.measured.overhead_s == 1e-4

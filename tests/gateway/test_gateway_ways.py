@@ -150,6 +150,15 @@ def test_batch_prompts_do_not_delay_interactive_ones() -> None:
     assert router.choose(2000, [at(D0)], [at(P0)], 0.0, is_batch=True).wait_s == pytest.approx(0.55)
 
 
+def test_the_overhead_is_part_of_the_prediction_whatever_the_way() -> None:
+    router = Router()
+    router.measured = Measured(overhead_s=0.5)
+    route = router.choose(2000, [at(D0)], [at(P0)], 0.0)
+    assert (route.way, route.wait_s) == ("remote", 0.0)
+    assert route.ttft_s == pytest.approx(0.22 + 0.5)
+    assert route.lag_s == 0.0
+
+
 # ---- what sequences can spare ----------------------------------------------------------------------------------------
 
 
