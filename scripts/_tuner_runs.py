@@ -1,8 +1,9 @@
 """One run of prove_tuners.py: workloads and their targets, steps of load, fixed and tuned fleets, what was kept."""
 
+import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -27,7 +28,7 @@ LOADS = (0.5, 0.9, 1.2, 0.5)  # of capacity
 STEP_S = 300.0
 SETTLING_S = 60.0  # of each step, which do not count
 SHARE = 0.9
-CAPACITY_S = 600.0  # of constant load
+CAPACITY_S = 600.0  # of steady load
 NUM_ALONE = 200  # rows of the trace that are served alone
 TTFT_TIMES, TPOT_TIMES = 4.0, 2.0  # targets, of the unloaded medians
 BLOCK_SIZE = 64
@@ -138,7 +139,11 @@ def measure_conditions(data: Path, model: str, workload: str) -> Conditions:
     share_alone = share_kept(alone, limits)
 
     def steady(rate: float) -> list[SimRequest]:
-        return requests_of(data, workload, [LoadStep(rate, CAPACITY_S)])
+        """The trace's requests without its bursts: a Poisson process."""
+        requests = requests_of(data, workload, [LoadStep(rate, CAPACITY_S)])
+        generator = random.Random("capacity")
+        arrivals = accumulate(generator.expovariate(rate) for _ in requests)
+        return [replace(request, arrival_s=at) for request, at in zip(requests, arrivals, strict=True)]
 
     found = capacity(config, steady, limits, SHARE * share_alone)
     return Conditions(limits["ttft"], limits["tpot"], share_alone, found)

@@ -6,8 +6,9 @@
 For each workload (a trace of FOLDER, see WORKLOADS) one prefill and one decode worker serve four steps of load of 5
 virtual minutes each, 0.5 -> 0.9 -> 1.2 -> 0.5 of capacity. Targets: 4 x the unloaded median TTFT, 2 x the unloaded
 median TPOT, the same for all fleets. Capacity: the rate at which 0.9 of the requests that keep both targets when they
-are alone still do, with the default settings, by bisection. Goodput: requests that kept both targets, of those that
-arrived later than 60 s after a step of load began.
+are alone still do, with the default settings, by bisection, when the trace's requests come steadily (a Poisson
+process; a bursty trace has no such rate); the steps of load have the trace's own bursts. Goodput: requests that kept
+both targets, of those that arrived later than 60 s after a step of load began.
 
 Fixed settings: {128, 256 ... 8192} tokens per step (and per chunk) x {1, 2, 4 ... 256} running sequences. A limit that
 was never reached gives the same run as any larger one, which is then not run. Every result is appended to the cache
@@ -120,9 +121,10 @@ def run_all(jobs: Sequence[Job], cache: Cache, num_processes: int, *, tuned_only
                     _collect(cache, running)
                 what = "tuned" if setting is None else "{}x{}".format(*setting)
                 known = job.outcome(cache, what) if setting is None else job.grid(cache).get(setting)
-                if known is None:
-                    arguments = (job.data, job.model, job.workload, job.conditions(cache), setting)
-                    running[pool.submit(run_steps, *arguments)] = job, what
+                conditions = job.conditions(cache)
+                if known is None and conditions is not None:
+                    future = pool.submit(run_steps, job.data, job.model, job.workload, conditions, setting)
+                    running[future] = job, what
         while running:
             _collect(cache, running)
 
