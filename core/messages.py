@@ -19,6 +19,7 @@ from typing import Annotated
 import msgspec
 
 from .cache_events import CacheEvent
+from .ledger import Ledger
 from .request import FinishReason, Request, Urgency
 from .step_cost import StepCost, StepTotals
 from .timeline import Timeline
@@ -236,28 +237,6 @@ class CacheSnapshot(_Wire, frozen=True):
 
     sequence: int
     events: list[CacheEvent]
-
-
-class Ledger(msgspec.Struct, frozen=True):
-    """Who owns the blocks of one worker. The five states add up to `total`; the counts stand beside them."""
-
-    total: int
-    free: int
-    reserved: int
-    private: int
-    cached: int
-    quarantined: int
-    locks: int  # prefix handles not yet released
-    requests: int  # requests the worker knows in any phase
-    senders: int  # hand-overs going out
-    receivers: int  # hand-overs coming in
-    ring_slots_in_use: int
-
-    @property
-    def idle(self) -> bool:
-        owned = self.reserved + self.private + self.quarantined
-        counts = self.locks + self.requests + self.senders + self.receivers + self.ring_slots_in_use
-        return self.free + self.cached == self.total and owned == 0 and counts == 0
 
 
 class LedgerQuery(_Wire, frozen=True):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ..core.cache_events import CacheEvent, Stored
 from ..core.errors import LocalProtocolError, OutOfBlocks
 from ..core.layout import BLOCK_SIZES
-from ..core.messages import Ledger
+from ..core.ledger import Ledger
 from .block_pool import BlockPool, BlockState
 from .event_log import EventLog, snapshot
 from .integrity import check_cache

@@ -12,7 +12,8 @@ import msgspec
 
 from ..core.config import WorkerConfig
 from ..core.errors import ConfigurationError
-from ..core.messages import Ledger, Message, NodeRef, Role, Status, WorkerInfo
+from ..core.ledger import Ledger
+from ..core.messages import Message, NodeRef, Role, Status, WorkerInfo
 from ..engine.engine import Engine, load_engine
 from ..radix_cache.cache import RadixCache
 from ..transfer.channels import PeerUnreachable, WorkerChannels

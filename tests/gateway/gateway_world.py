@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from baton.core.config import GatewayConfig
+from baton.core.ledger import Ledger
 from baton.core.messages import (
     AbortRequest,
     CacheSnapshot,
@@ -21,7 +22,6 @@ from baton.core.messages import (
     GenerateRequest,
     Goodbye,
     Hello,
-    Ledger,
     LedgerQuery,
     LedgerReport,
     Message,
