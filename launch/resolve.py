@@ -35,6 +35,9 @@ TOKEN_BUDGETS = {  # (device, decode)
     ("cuda", True): 2048,
 }
 MIN_TOKEN_BUDGET = 16  # of a tuner
+# Of a prefill tuner without a target. On a CPU the learned base of a step can be next to nothing, which would put the
+# knee at the least budget of all, where what each step costs the host is felt.
+MIN_KNEE_BUDGET = 64
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
@@ -57,27 +60,33 @@ class ResolvedEngine(msgspec.Struct, frozen=True):
         return self.options.max_running or (GPU_MAX_RUNNING if self.engine.device == "cuda" else CPU_MAX_RUNNING)
 
     def scheduler(self, *, decode: bool) -> SchedulerConfig:
-        """Batch limits of a worker. With a target for its pool, its tuner may move what the user has not fixed."""
+        """Batch limits of a worker. Its tuner may move what the user has not fixed: towards the target of its pool, or
+        without one to the knee of its throughput/latency curve.
+        """
         options = self.options
         budget = options.token_budget or TOKEN_BUDGETS[self.engine.device, decode]
-        target_s = options.tpot_target_s if decode else options.ttft_target_s
+        is_knee = not decode and options.ttft_target_s is None
+        least = MIN_KNEE_BUDGET if is_knee else MIN_TOKEN_BUDGET
         return SchedulerConfig(
             token_budget=budget,
             # On a prefill worker a long prompt leaves half of each step to the prompts behind it.
             chunk_size=budget if decode else max(1, budget // 2),
             max_running=self.max_running,
-            token_budget_range=self._token_budget_range(budget) if target_s else None,
-            max_running_range=(options.max_running or 1, self.max_running) if target_s else None,
+            token_budget_range=self._token_budget_range(budget, least),
+            max_running_range=(options.max_running or 1, self.max_running),
             ttft_target_s=options.ttft_target_s,
             tpot_target_s=options.tpot_target_s,
             policy=options.policy,
         )
 
-    def _token_budget_range(self, budget: int) -> tuple[int, int]:
-        """Where a tuner may move it. A GPU's memory is measured with the default, so there it is the greatest one."""
+    def _token_budget_range(self, budget: int, least: int) -> tuple[int, int]:
+        """Where a tuner may move it, down to `least`.
+
+        A GPU's memory is measured with the default, so there it is the greatest one.
+        """
         if self.options.token_budget is not None:
             return budget, budget
-        return MIN_TOKEN_BUDGET, budget if self.engine.device == "cuda" else 2 * budget
+        return least, budget if self.engine.device == "cuda" else 2 * budget
 
     def engine_config(self, *, decode: bool, share: float, ring_bytes: int) -> EngineConfig:
         """Of one worker. `share` of its card's memory and `ring_bytes` of it for hand-overs count on a GPU only.

@@ -34,15 +34,18 @@ def test_batch_limits_by_role(builders):
     assert (decode.token_budget, decode.chunk_size, decode.max_running) == (256, 256, 64)
 
 
-def test_a_target_lets_the_tuner_of_its_pool_move_what_the_user_has_not_fixed(builders):
+def test_tuners_may_move_what_the_user_has_not_fixed(builders):
+    """To the knee of the curve, or with a target for it: then prefill steps may be as small as decode's."""
+
     def ranges(decode, **changes):
         options = msgspec.structs.replace(builders.AUTO, **changes)
         scheduler = builders.resolve(options, builders.MACHINE, builders.SMOLLM2, 2).scheduler(decode=decode)
         return scheduler.token_budget_range, scheduler.max_running_range
 
-    assert ranges(decode=False) == ranges(decode=True) == (None, None)
+    assert ranges(decode=False) == ((64, 1024), (1, 64))
+    assert ranges(decode=True) == ((16, 512), (1, 64))
+    assert ranges(decode=False, token_budget=100) == ranges(decode=True, token_budget=100) == ((100, 100), (1, 64))
     assert ranges(decode=False, ttft_target_s=0.5) == ((16, 1024), (1, 64))
-    assert ranges(decode=True, ttft_target_s=0.5) == (None, None)
     assert ranges(decode=True, tpot_target_s=0.05) == ((16, 512), (1, 64))
     assert ranges(decode=True, tpot_target_s=0.05, max_running=9, token_budget=100) == ((100, 100), (9, 9))
 
