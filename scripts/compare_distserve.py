@@ -11,7 +11,8 @@ and one decode instance and for two colocated ones. Baton is given the row's lim
     1P+1D     the same without --elastic
     2 coloc   serve --prefill 0 --decode 2
 
-A refused request counts as one that missed both limits. KV travels in no time and messages too, as there.
+A refused request counts as one that missed both limits. KV travels in no time and messages too, as there. Its
+simulator is told what steps cost; Baton's workers learn it from a few requests that come before and do not count.
 """
 
 import argparse
@@ -35,6 +36,8 @@ DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "distserve"
 MAX_RATE = 20.0
 PRECISION = 0.02  # requests/s
 POOL_TOKENS = 66_144  # what its simulator allows in one batch
+WARM_UP_S = [at / 3 for at in range(60)]  # arrivals before the load
+LOAD_BEGINS_S = 30.0
 TOLERATED = 0.1  # of the requests may miss a limit
 FLEETS = {"elastic": (1, 1, True), "1P+1D": (1, 1, False), "2 coloc": (0, 2, False)}
 
@@ -100,21 +103,24 @@ def fleet(name: str, limits_ms: tuple[float, float], block_size: int) -> FleetCo
 
 def baton_goodput(config: FleetConfig, prompt: int, output: int, limits_ms: tuple[float, float]) -> float:
     arrivals_ms = unit_arrivals_ms()
+    num_before = len(WARM_UP_S)
 
     def passes(rate: float) -> bool:
         # its first token comes from prefill and is not an output
-        requests = timed_requests([at / rate / 1000 for at in arrivals_ms], prompt, output + 1)
-        most = TOLERATED * len(requests) + 1
+        arrivals_s = WARM_UP_S + [LOAD_BEGINS_S + at / rate / 1000 for at in arrivals_ms]
+        requests = timed_requests(arrivals_s, prompt, output + 1)
+        most = TOLERATED * len(arrivals_ms) + 1
 
         def has_failed(records: Sequence[SimRecord], now: float) -> bool:
-            late, slow = (sum(value >= limit for value in values) for values, limit in measured(records, now))
+            counted = records[num_before:]
+            late, slow = (sum(value >= limit for value in values) for values, limit in measured(counted, now))
             return max(late, slow) > most
 
         def measured(records: Sequence[SimRecord], now: float) -> list[tuple[list[float], float]]:
             return list(zip((ttfts_ms(records, now), tpots_ms(records)), limits_ms, strict=True))
 
-        records = Simulation(config, requests).run(has_failed).records
-        is_over = len(records) == len(requests) and all(record.status for record in records)
+        records = Simulation(config, requests).run(has_failed).records[num_before:]
+        is_over = len(records) == len(arrivals_ms) and all(record.status for record in records)
         return is_over and p90_keep(ttfts_ms(records, 0.0), tpots_ms(records), limits_ms)
 
     return goodput(passes)
