@@ -101,7 +101,11 @@ class Measuring:
             moved = [msgspec.structs.replace(row, timestamp=row.timestamp + 1000 * settle) for row in measured]
             with self._serve(*targets.flags, *flags_of(setting)) as server:
                 records = offer(server.url, [*before, *moved], number).records
-                settings = {name: value for worker in tuner(server) for name, value in worker["settings"].items()}
+                settings = {
+                    f"{worker['id']} {name}": value
+                    for worker in tuner(server)
+                    for name, value in worker["settings"].items()
+                }
             counted = [record for record in records if record.session >= len(before)]
             metrics = compute_metrics(counted, self._arguments.measure, targets.limits_ms)
             assert metrics.request_goodput is not None
