@@ -263,3 +263,15 @@ def test_stuck_is_a_quarter_of_the_target() -> None:
     assert not admission.is_stuck(0.1)
     assert admission.is_stuck(0.11)
     assert not with_worker().is_stuck(1000.0)
+
+
+def test_the_wait_for_credit_of_one_that_comes_now() -> None:
+    admission = with_worker(max_queue=100)
+    assert admission.queue_s(5.0) == 0.0
+    admission.enqueue(Waiting("batch", 5.0, is_batch=True))
+    assert admission.queue_s(6.0) == 0.0, "batch requests delay nobody"
+    for number in range(6):
+        admission.enqueue(Waiting(str(number), 6.0))
+    assert admission.queue_s(7.0) == pytest.approx(2.0), "nothing is known but for how long somebody has waited"
+    released(admission, 7.0, 8.0, 9.0)
+    assert admission.queue_s(9.0) == pytest.approx(6 / (3 / 4))
