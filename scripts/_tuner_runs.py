@@ -200,4 +200,4 @@ def _most_at_once(records: Sequence[SimRecord], until: float) -> int:
     """Requests between arrival and end at the same time: no fewer than ever ran together."""
     changes = [(record.arrived_s, 1) for record in records]
     changes += [(record.ended_s if record.status else until, -1) for record in records]
-    return max(accumulate(change for _, change in sorted(changes)), default=0)
+    return max(accumulate(change for _, change in sorted(changes, key=lambda at: (at[0], -at[1]))), default=0)
