@@ -84,7 +84,7 @@ class Admission:
         self._releases: deque[float] = deque()
         self._errors: deque[float] = deque(maxlen=_REMEMBERED_ERRORS)  # seconds
         self._margin_s = 0.0
-        self._busy_since: float | None = None  # when somebody first had to wait
+        self._since: dict[bool, float] = {}  # is batch |-> since when one or another of them has had to wait
         self._places: dict[str, int] = {}  # request |-> position, as of
         self._places_at = -math.inf
 
@@ -121,8 +121,7 @@ class Admission:
         self._bounds[entry.request_id] = self._bound(entry, returning)
         if not returning:
             self._of_key.setdefault((entry.key, entry.is_batch), {})[entry.request_id] = None
-        if self._busy_since is None:
-            self._busy_since = entry.arrived_at
+        self._since.setdefault(entry.is_batch, entry.arrived_at)
 
     def head(self, now: float) -> Waiting | None:
         """Whose turn it is; batch requests when nobody else waits."""
@@ -137,8 +136,8 @@ class Admission:
         line = self._of_key.get((entry.key, entry.is_batch), {})
         if line.pop(request_id, True) is None and not line:
             del self._of_key[entry.key, entry.is_batch]
-        if not self._queue:
-            self._busy_since = None
+        if not (self._queue.num_batch if entry.is_batch else self._num_interactive):
+            del self._since[entry.is_batch]
 
     def expired(self, now: float) -> list[tuple[str, str]]:
         """Those that have waited for longer than allowed, with the reason: queue_delay, or deadline."""
@@ -180,7 +179,7 @@ class Admission:
             self._places = {entry.request_id: position for position, entry in order}
             self._places_at = now
         position = self._places[request_id]
-        rate = self._rate(now)
+        rate = self._rate(now, is_batch=self._queue.rank(request_id).is_batch)
         return Place(position, None if rate is None else position / rate)
 
     def queue_s(self, now: float) -> float:
@@ -188,14 +187,14 @@ class Admission:
 
         While too few were served to tell: as long as those in front have waited.
         """
-        if not self._num_interactive or self._busy_since is None:
+        if not self._num_interactive:
             return 0.0
-        rate = self._rate(now)
-        return now - self._busy_since if rate is None else self._num_interactive / rate
+        rate = self._rate(now, is_batch=False)
+        return now - self._since[False] if rate is None else self._num_interactive / rate
 
     def is_hopeless(self, request_id: str, now: float) -> bool:
         """Its turn comes after its target, as things go now. For one that has just come."""
-        target, rate = self._ttft_target_s, self._rate(now)
+        target, rate = self._ttft_target_s, self._rate(now, is_batch=False)
         bound = self._bounds.get(request_id)
         if target is None or rate is None or bound is None or bound.reason != "deadline":
             return False
@@ -234,7 +233,7 @@ class Admission:
 
     def retry_after(self, now: float, *, is_batch: bool = False) -> int:
         """Seconds until a new request can expect credit."""
-        rate = self._rate(now)
+        rate = self._rate(now, is_batch=is_batch)
         if rate is None:
             self._forget_old_releases(now)
             rate = len(self._releases) / _RATE_WINDOW_S
@@ -243,13 +242,15 @@ class Admission:
         num_before = len(self._queue) if is_batch else self._num_interactive
         return min(max(math.ceil((num_before + 1) / rate), _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
 
-    def _rate(self, now: float) -> float | None:
-        """Credits given back per second while the queue was not empty: while it was, they say nothing of what the
-        workers can do. None: too few.
+    def _rate(self, now: float, *, is_batch: bool) -> float | None:
+        """Credits given back per second while somebody waited: while nobody did, they say nothing of what the workers
+        can do. For interactive requests it must have been one of them: batch ones leave room that they could have
+        used. None: too few.
         """
-        if self._busy_since is None:
+        began = min(self._since.values(), default=None) if is_batch else self._since.get(False)
+        if began is None:
             return None
-        since = max(self._busy_since, now - _RATE_WINDOW_S)
+        since = max(began, now - _RATE_WINDOW_S)
         num_releases = sum(1 for at in self._releases if at > since)
         return num_releases / (now - since) if num_releases >= _LEAST_RELEASES and now > since else None
 

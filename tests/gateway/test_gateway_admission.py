@@ -200,6 +200,21 @@ def test_hopeless_when_its_place_is_too_far_back() -> None:
     assert not admission.is_hopeless("not waiting", 0.4)
 
 
+def test_slow_batch_answers_say_nothing_of_how_long_interactive_ones_wait() -> None:
+    """Batch has waited all the time, and a batch answer ended every two seconds: that is not the rate of a burst."""
+    admission = with_worker(max_queue=100, target_s=1.0)
+    admission.enqueue(Waiting("batch", 0.0, is_batch=True))
+    released(admission, *(2.0 * number for number in range(1, 11)))
+    admission.enqueue(Waiting("first", 20.0))
+    assert not admission.is_hopeless("first", 20.0)
+    assert admission.place("first", 20.0) == Place(1, None)
+    assert admission.place("batch", 20.0) == Place(2, 2 / 0.5)
+    released(admission, 20.1, 20.2, 20.3, 20.4)
+    assert admission.place("first", 20.4) == Place(1, pytest.approx(0.1))
+    admission.dequeue("first")
+    assert admission.place("batch", 21.0) == Place(1, pytest.approx(1 / 0.9))  # nine in ten seconds
+
+
 def test_a_high_class_is_not_hopeless_behind_a_long_low_one() -> None:
     admission = with_worker(PRIORITY, target_s=1.0)
     for number in range(30):
@@ -272,6 +287,6 @@ def test_the_wait_for_credit_of_one_that_comes_now() -> None:
     assert admission.queue_s(6.0) == 0.0, "batch requests delay nobody"
     for number in range(6):
         admission.enqueue(Waiting(str(number), 6.0))
-    assert admission.queue_s(7.0) == pytest.approx(2.0), "nothing is known but for how long somebody has waited"
+    assert admission.queue_s(7.0) == pytest.approx(1.0), "nothing is known but for how long one of them has waited"
     released(admission, 7.0, 8.0, 9.0)
-    assert admission.queue_s(9.0) == pytest.approx(6 / (3 / 4))
+    assert admission.queue_s(9.0) == pytest.approx(6 / (3 / 3))
