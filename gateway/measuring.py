@@ -32,9 +32,15 @@ class Measuring:
         self._seconds = keep * self._seconds + seconds
 
     def first_token(self, predicted_s: float, measured_s: float) -> None:
-        """It has come, so long after the dispatch. The prediction held the overhead of that time."""
-        self._overhead_s *= _STEP if measured_s > predicted_s else 1 / _STEP
-        self._overhead_s = max(self._overhead_s, _LEAST_OVERHEAD_S)
+        """It has come, so long after the dispatch. The prediction held the overhead of that time.
+
+        Many were sent out before the first of them could teach anything: however many are late, none of them raises the
+        overhead above what its own first token took in all.
+        """
+        if measured_s > predicted_s:
+            self._overhead_s = max(self._overhead_s, min(self._overhead_s * _STEP, measured_s))
+        else:
+            self._overhead_s = max(self._overhead_s / _STEP, _LEAST_OVERHEAD_S)
 
     def answered(self, num_tokens: int) -> None:
         """An answer of so many tokens has ended."""

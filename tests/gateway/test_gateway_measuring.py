@@ -46,3 +46,10 @@ def test_the_overhead_comes_to_rest_at_the_median_of_what_steps_do_not_explain()
     for _ in range(600):
         measuring.first_token(0.02 + measuring.measured.overhead_s, 0.01)
     assert measuring.measured.overhead_s == 1e-4
+
+
+def test_the_overhead_is_no_more_than_first_tokens_took_however_many_are_late_at_once() -> None:
+    measuring = Measuring(None)
+    for _ in range(500):  # all were sent out when 0.1 ms were known of
+        measuring.first_token(0.02, 0.12)
+    assert measuring.measured.overhead_s == pytest.approx(0.12)
