@@ -19,7 +19,6 @@ from .admission import Admission
 from .cache_feed import CacheFeed
 from .cluster import Channel, Cluster
 from .dispatcher import Dispatcher
-from .elastic import Elastic, PoolWaits
 from .membership import Membership
 from .metrics import Metrics
 from .openai_api import RequestParser
@@ -27,6 +26,7 @@ from .openai_format import AnswerFormat
 from .placement import Placement
 from .probe import Probe
 from .prompts import Limits, Prompt, PromptBuilder
+from .role_rules import role_rule
 from .role_table import RoleTable
 from .stream import Response
 
@@ -67,8 +67,8 @@ class Gateway:
             expected_prefill=config.expected_prefill,
             expected_decode=config.expected_decode,
         )
-        elastic = Elastic(config.ttft_target_s) if config.is_elastic else None
-        self.roles = RoleTable(self.membership, self.cluster.send, self.metrics, elastic, self._pool_waits)
+        rule = role_rule(self._placement, config.ttft_target_s, config.tpot_target_s) if config.is_elastic else None
+        self.roles = RoleTable(self.membership, self.cluster.send, self.metrics, rule)
         self.cluster.listeners += [CacheFeed(index, self.cluster.send), self.dispatcher, self.probe, self.roles]
         self._model_context = model.max_position_embeddings
 
@@ -80,10 +80,6 @@ class Gateway:
     def backlogs(self) -> dict[NodeRef, dict[Role, float]]:
         """Seconds until a prompt sent there now would be begun, by role; of workers whose speed is known."""
         return self._placement.backlogs(time.monotonic())
-
-    def _pool_waits(self) -> PoolWaits:
-        """Of a newcomer: for the prefill worker that is free first, and for a place on a decode worker."""
-        return PoolWaits(*self._placement.pool_waits(time.monotonic()))
 
     def respond(self, answer: AnswerFormat) -> Response:
         """A response that has not been started."""

@@ -1,11 +1,19 @@
-"""Measuring: what the router wants to know of the requests that have been, from their first tokens and ends. Pure."""
+"""Measuring: what the router and the planner of roles want to know of the requests that have been. Pure."""
 
+from collections import deque
+
+from .capacity import Mix, PromptClass
+from .forecast import Work
 from .ways import Measured
 
 _TRANSFER_TOKENS = 100_000  # that the mean time of handing over is taken over
 _LEAST_OVERHEAD_S = 1e-4
 _STEP = 1.05  # by which the overhead follows each error: it comes to rest where half of them are positive
 _ANSWERS = 256  # that their mean length is taken over
+_MIX_S = 30.0  # prompts so old are left out of the mix
+_MOST_PROMPTS = 256  # in it
+_LEAST_PROMPTS = 16  # in it, and answers behind it
+_CLASSES = 8  # of prompts, by size
 
 
 class Measuring:
@@ -18,6 +26,7 @@ class Measuring:
         self._answer_tokens = 0.0
         self._num_answers = 0
         self._overhead_s = _LEAST_OVERHEAD_S
+        self._prompts: deque[tuple[float, Work, int]] = deque(maxlen=_MOST_PROMPTS)
 
     @property
     def measured(self) -> Measured:
@@ -46,3 +55,27 @@ class Measuring:
         """An answer of so many tokens has ended."""
         self._num_answers = min(self._num_answers + 1, _ANSWERS)
         self._answer_tokens += (num_tokens - self._answer_tokens) / self._num_answers
+
+    def sent(self, work: Work, num_tokens: int, now: float) -> None:
+        """A prompt of so many tokens was sent out, and `work` is what is computed of it."""
+        self._prompts.append((now, work, num_tokens))
+
+    def mix(self, now: float) -> Mix | None:
+        """Of late; None: too few to tell."""
+        while self._prompts and now - self._prompts[0][0] > _MIX_S:
+            self._prompts.popleft()
+        total = len(self._prompts)
+        if min(total, self._num_answers) < _LEAST_PROMPTS:
+            return None
+        ordered = sorted(self._prompts, key=lambda prompt: prompt[1].num_tokens)
+        parts = [ordered[total * i // _CLASSES : total * (i + 1) // _CLASSES] for i in range(_CLASSES)]
+        return Mix(tuple(_class_of(part, total) for part in parts), self._answer_tokens)
+
+
+def _class_of(prompts: list[tuple[float, Work, int]], total: int) -> PromptClass:
+    count = len(prompts)
+    num_tokens = sum(work.num_tokens for _, work, _ in prompts)
+    products = sum(work.products for _, work, _ in prompts)
+    return PromptClass(
+        count / total, Work(round(num_tokens / count), products / count), sum(tokens for *_, tokens in prompts) / count
+    )

@@ -6,6 +6,7 @@ from ..core.messages import NodeRef, Role, WorkerInfo
 from ..core.timeline import Timeline
 from ..radix_cache.index import PrefixIndexes
 from .admission import Admission
+from .capacity import Outlook, Targets, mean_machine
 from .forecast import Speed, pool_waits, speeds
 from .generation import Attempt, Generation, Unavailable
 from .measuring import Measuring
@@ -123,6 +124,8 @@ class Placement:
         if attempt.has_credit:
             self._admission.credits.take(generation.key, attempt.route.decode, generation.ask, now)
             self._metrics.routed(attempt.route.way)
+            if not (generation.urgency.is_batch or generation.was_dispatched):
+                self._measuring.sent(attempt.route.work, attempt.route.num_tokens, now)
         self._router.dispatched(attempt.route, now)
 
     def first_token(self, attempt: Attempt, timeline: Timeline | None, now: float) -> None:
@@ -174,6 +177,16 @@ class Placement:
         backlogs = [by_role[Role.PREFILL] for by_role in self.backlogs(now).values() if Role.PREFILL in by_role]
         queue_s = self._admission.queue_s(now)
         return pool_waits(backlogs, queue_s, self._router.num_prompting, self._router.num_decoding)
+
+    def outlook(self, now: float, targets: Targets) -> Outlook | None:
+        """What the capacity of any division of the workers follows from; None: too little is known."""
+        workers, speed, mix = self._membership.workers.values(), self._speeds(now), self._measuring.mix(now)
+        if mix is None or not speed:
+            return None
+        measured = self._measuring.measured
+        pool_tokens = sum(worker.pool_tokens for worker in workers) // len(workers)
+        machine = mean_machine(speed.values(), pool_tokens)
+        return Outlook(mix, machine, targets, measured.transfer_s, measured.overhead_s)
 
     def _speeds(self, now: float) -> dict[NodeRef, Speed]:
         """Of those workers that something is known of; as old as their own reports may be."""

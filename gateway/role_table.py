@@ -8,37 +8,38 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..core.errors import RequestError
 from ..core.messages import Message, NodeRef, Role, SetRoles, Status, WorkerInfo
-from .elastic import Elastic, PoolWaits, RoleChange
+from .elastic import RoleChange
 from .membership import Membership, Worker
 from .metrics import Metrics
 
 CONFIRM_TIMEOUT_S = 5.0
 _REMEMBERED_CHANGES = 50
 
+# By the time and the roles of each worker, those that can best take more work first: a change to be made, or none.
+RoleRule = Callable[[float, Mapping[NodeRef, tuple[Role, ...]]], RoleChange | None]
+
 logger = logging.getLogger(__name__)
 
 
 class RoleTable:
-    """A listener of the cluster. `elastic` None: roles change by hand only."""
+    """A listener of the cluster. `rule` None: roles change by hand only."""
 
     def __init__(
         self,
         membership: Membership,
         send: Callable[[NodeRef, Message], bool],
         metrics: Metrics,
-        elastic: Elastic | None,
-        waits: Callable[[], PoolWaits],
+        rule: RoleRule | None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._membership = membership
         self._send = send
         self._metrics = metrics
-        self._elastic = elastic
-        self._waits = waits
+        self._rule = rule
         self._clock = clock
         self._asked: dict[NodeRef, tuple[tuple[Role, ...], float]] = {}  # what it was told, and when
         self._changes: deque[dict[str, object]] = deque(maxlen=_REMEMBERED_CHANGES)
@@ -51,7 +52,7 @@ class RoleTable:
         workers = sorted(self._membership.workers.values(), key=lambda worker: worker.info.ref.node_id)
         return {
             "workers": {worker.info.ref.node_id: list(worker.roles) for worker in workers},
-            "elastic": self._elastic is not None,
+            "elastic": self._rule is not None,
             "changes": list(self._changes),
         }
 
@@ -115,11 +116,11 @@ class RoleTable:
 
     def tick(self, now: float) -> None:
         self._asked = {ref: asked for ref, asked in self._asked.items() if now - asked[1] < CONFIRM_TIMEOUT_S}
-        if self._elastic is None:
+        if self._rule is None:
             return
         workers = sorted(self._membership.workers.values(), key=_load)
         masks = {worker.info.ref: self._roles_of(worker) for worker in workers}
-        change = self._elastic.update(now, self._waits(), masks)
+        change = self._rule(now, masks)
         if change is not None:
             self._tell(change)
 

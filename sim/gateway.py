@@ -14,12 +14,12 @@ from ..core.timeline import Timeline
 from ..gateway.admission import TICK_INTERVAL_S, Admission
 from ..gateway.cache_feed import CacheFeed
 from ..gateway.dispatcher import Dispatcher
-from ..gateway.elastic import Elastic, PoolWaits
 from ..gateway.generation import Generation, Unavailable
 from ..gateway.membership import Membership
 from ..gateway.metrics import Metrics
 from ..gateway.placement import Placement
 from ..gateway.prompts import Prompt
+from ..gateway.role_rules import role_rule
 from ..gateway.role_table import RoleTable
 from ..radix_cache.index import PrefixIndexes
 from .clock import VirtualClock
@@ -69,8 +69,8 @@ class SimGateway:
             self._membership, self._placement, self.admission, metrics, self._send, clock=clock.read
         )
         self._cache_feed = CacheFeed(index, self._send)
-        elastic = Elastic(config.ttft_target_s) if config.is_elastic else None
-        self._roles = RoleTable(self._membership, self._send, metrics, elastic, self._pool_waits, clock.read)
+        rule = role_rule(self._placement, config.ttft_target_s, config.tpot_target_s) if config.is_elastic else None
+        self._roles = RoleTable(self._membership, self._send, metrics, rule, clock.read)
         self._is_ticking = False
         network.join(self.ref, self.handle)
 
@@ -105,9 +105,6 @@ class SimGateway:
         self._cache_feed.handle(sender, message)
         self.dispatcher.handle(sender, message)
         self._roles.handle(sender, message)
-
-    def _pool_waits(self) -> PoolWaits:
-        return PoolWaits(*self._placement.pool_waits(self._clock.now))
 
     def _send(self, receiver: NodeRef, message: Message) -> bool:
         self._network.send(self.ref, receiver, message)

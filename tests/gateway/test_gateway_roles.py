@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from baton.core.messages import GenerateRequest, PrefillRequest, Role, SetRoles, Status
-from baton.gateway.elastic import PoolWaits
+from baton.gateway.elastic import Elastic, PoolWaits
 from baton.gateway.role_table import CONFIRM_TIMEOUT_S
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
@@ -130,7 +130,8 @@ def test_with_elastic_a_queue_of_the_decode_pool_brings_it_help(in_world) -> Non
         prefill, _ = await world.pair()
         obey(prefill)
         table = world.gateway.roles
-        table._waits = lambda: PoolWaits(0.1, 9.0)
+        elastic = Elastic(None)
+        table._rule = lambda now, masks: elastic.update(now, PoolWaits(0.1, 9.0), masks)
         for now in range(7):
             table.tick(1000.0 + now)
         async with asyncio.timeout(5):

@@ -1,0 +1,78 @@
+"""Planner: how many workers compute prompts only, so that both targets are kept at the highest load. Pure.
+
+For servers with both targets. Every LOOK_S the capacity (capacity.py) of the present division of the workers is set
+beside those with one prefill worker more and one less, for prompts and answers like those of late. Where another
+division has been LEAST_GAIN better for PATIENCE_S without a break, one worker changes its role. It does not depend on
+how high the load is, so the fleet is divided rightly before a rush comes, and waits cut short by refusals do not hide
+what is missing.
+
+With few prompts nothing is concluded. Changes are CHANGE_INTERVAL_S apart, and one that goes against the last comes
+REST_S after it at the earliest; that, the gain and the time that a mix is averaged over (measuring.py) keep roles from
+swinging. At least one worker decodes. None need prefill only: who decodes computes prompts as well. Workers that were
+given both roles by hand count as such, and are left alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+from ..core.messages import NodeRef, Role
+from .capacity import Outlook, capacity
+from .elastic import CHANGE_INTERVAL_S, PATIENCE_S, REST_S, RoleChange
+
+LOOK_S = 1.0
+LEAST_GAIN = 0.1
+_PREFILL_ONLY, _DECODE_ONLY = (Role.PREFILL,), (Role.DECODE,)
+
+
+class Planner:
+    """Give it the present roles often; it answers with a change now and then."""
+
+    def __init__(self) -> None:
+        self._look_at = -math.inf
+        self._wanted = 0  # prefill workers more, or less
+        self._wanted_since = 0.0
+        self._last_change = 0  # of what kind it was,
+        self._changed_at = -math.inf  # and when
+
+    def update(
+        self, now: float, masks: Mapping[NodeRef, tuple[Role, ...]], outlook: Callable[[float], Outlook | None]
+    ) -> RoleChange | None:
+        """`masks`: the roles of each worker, those that can best take more work first. `outlook` None: too little is
+        known. The change is taken as made.
+        """
+        if now < self._look_at:
+            return None
+        self._look_at = now + LOOK_S
+        seen = outlook(now)
+        wanted, reason = (0, "") if seen is None else _better(masks, seen)
+        if wanted != self._wanted:
+            self._wanted, self._wanted_since = wanted, now
+        rest_s = CHANGE_INTERVAL_S if wanted == self._last_change else REST_S
+        if not wanted or now - self._wanted_since < PATIENCE_S or now - self._changed_at < rest_s:
+            return None
+        self._last_change, self._changed_at = wanted, now
+        old, new = (_DECODE_ONLY, _PREFILL_ONLY) if wanted > 0 else (_PREFILL_ONLY, _DECODE_ONLY)
+        return RoleChange(next(ref for ref, mask in masks.items() if mask == old), new, reason)
+
+
+def _better(masks: Mapping[NodeRef, tuple[Role, ...]], outlook: Outlook) -> tuple[int, str]:
+    """How many prefill workers more (1) or less (-1) are much better, and why; 0: as it is, it is well."""
+    num_prefill = sum(mask == _PREFILL_ONLY for mask in masks.values())
+    num_decode = len(masks) - num_prefill
+    if not num_decode:
+        return 0, ""
+    present = capacity(num_prefill, num_decode, outlook)
+    best, wanted = present * (1 + LEAST_GAIN), 0
+    for more, is_possible in ((-1, num_prefill > 0), (1, num_decode > 1 and _DECODE_ONLY in masks.values())):
+        found = capacity(num_prefill + more, num_decode - more, outlook) if is_possible else 0.0
+        if found > best:
+            best, wanted = found, more
+    reason = (
+        f"{_division(num_prefill + wanted, num_decode - wanted)} are predicted to keep both targets up to {best:.2f} "
+        f"requests/s, {_division(num_prefill, num_decode)} up to {present:.2f}, for {PATIENCE_S:g} s"
+    )
+    return wanted, reason if wanted else ""
+
+
+def _division(num_prefill: int, num_decode: int) -> str:
+    return f"{num_prefill} prefill + {num_decode} decode"
