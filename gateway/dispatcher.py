@@ -162,8 +162,6 @@ class Dispatcher:
         self.last_progress = generation.last_progress = now
         if not attempt.prompt_done:
             self._placement.first_token(attempt, chunk.timeline, now)
-            if attempt.route.ttft_s is not None and not generation.urgency.is_batch:
-                self._admission.first_token(attempt.route.ttft_s, now - attempt.route.chosen_at)
             generation.started(chunk)
         generation.output_token_ids += new
         if chunk.finish_reason is not None:
@@ -323,8 +321,7 @@ class Dispatcher:
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
         """It has its answer; what was cut off by its client counts as an answer of that length."""
         if generation.output_token_ids and generation.pinned is None:
-            num_tokens, was_cut = len(generation.output_token_ids), reason is FinishReason.LENGTH
-            self._admission.credits.answered(num_tokens, was_cut=was_cut)
+            self._placement.answered(len(generation.output_token_ids), was_cut=reason is FinishReason.LENGTH)
         generation.finish(reason)
 
     def _count_served(self, generation: Generation, num_tokens: int) -> None:

@@ -133,10 +133,11 @@ class Placement:
         route = attempt.route
         attempt.prompt_done = True
         self._router.prompt_done(route, now)
-        if route.ttft_s is not None:
+        if route.ttft_s is not None and not route.is_batch:  # batch makes way for whoever comes later
             measured_s = now - route.chosen_at
             self._metrics.ttft_predicted(measured_s / route.ttft_s)
             self._measuring.first_token(route.ttft_s, measured_s)
+            self._admission.first_token(route.ttft_s, measured_s)
         if timeline is not None and route.prefill is not None and timeline.copy_ns:
             self._measuring.handed_over(route.decode_missing + route.num_returned_tokens, timeline.copy_ns / 1e9)
 
@@ -145,10 +146,13 @@ class Placement:
         if not attempt.prompt_done:
             self._router.prompt_done(attempt.route, now)
         self._router.ended(attempt.route)
-        if attempt.prompt_done and generation.pinned is None:
-            self._measuring.answered(len(generation.output_token_ids))
         if attempt.has_credit:
             self._admission.release(generation.key, now)
+
+    def answered(self, num_tokens: int, *, was_cut: bool) -> None:
+        """A request has got its answer, in however many attempts; `was_cut`: by its max_tokens."""
+        self._measuring.answered(num_tokens)
+        self._admission.credits.answered(num_tokens, was_cut=was_cut)
 
     def without_prefill(self, attempt: Attempt, prefill: NodeRef, now: float) -> None:
         """`prefill` is gone: if the attempt goes through it, its decode worker now computes the prompt."""

@@ -5,9 +5,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from baton.core.queueing import FAIR, FCFS, PRIORITY, SHORTEST, QueuePolicy
 from baton.core.request import Urgency
+from baton.core.step_cost import StepCost
 from baton.gateway.generation import Generation, Unavailable
 
 TARGET_S = 0.5
@@ -183,6 +185,36 @@ def test_an_answer_that_has_begun_has_no_deadline(hand_module: Any) -> None:
     assert begun.attempt is not None
     hand.finish(begun)
     assert begun.output_token_ids == [7] * 4
+
+
+def test_an_answer_in_two_attempts_is_one_answer(hand_module: Any) -> None:
+    hand = hand_module.HandDriven()
+    first = hand.join(hand_module.decode_info("decode-0"))
+    generation = hand.submit()
+    hand.tell(generation, 3)
+    learned: list[tuple[int, bool]] = []
+    hand.placement.answered = lambda num_tokens, was_cut: learned.append((num_tokens, was_cut))
+    hand.join(hand_module.decode_info("decode-1"))
+    hand.leave(first)
+    assert generation.num_retries == 1
+    assert learned == []
+    hand.finish(generation, 2)
+    assert learned == [(5, False)]
+
+
+def test_batch_teaches_nothing_about_first_tokens(hand_module: Any) -> None:
+    """It is late because it makes way; an interactive request does not."""
+    hand = hand_module.HandDriven(ttft_target_s=TARGET_S)
+    ref = hand.join(hand_module.decode_info())
+    cost = StepCost(0.01, 0.001, 0.0, 0.0, 0.0, 100, 0.1, 100, 100)
+    hand.membership.workers[ref].status = replace(hand_module.status(**{"token budget": 64}), step_cost=cost)
+    hand.now = 1.0
+    for _ in range(100):
+        batch = hand.submit(urgency=Urgency(is_batch=True))
+        hand.now += 30.0
+        hand.finish(batch)
+    interactive = hand.submit()
+    assert interactive.attempt.route.ttft_s == pytest.approx(0.01 + 16 * 0.001 + 1e-4)
 
 
 def test_the_cap_that_a_worker_reports_bounds_what_it_is_sent(hand_module: Any) -> None:
