@@ -29,7 +29,7 @@ from ..core.messages import (
 )
 from ..core.request import FinishReason, Urgency
 from ..core.timeline import Station, Timeline
-from .admission import Admission, Place
+from .admission import BATCH_DELAY_S, Admission, Place
 from .generation import USUAL, Attempt, Generation, Unavailable
 from .membership import Membership
 from .metrics import Metrics
@@ -39,7 +39,7 @@ from .router import Route
 from .waiting_line import Refusal, WaitingLine
 
 MAX_RETRIES = 2  # after a worker died or lost messages; refusals are bounded by the queue's time
-STALL_S = 300.0  # a dispatched request without any token for so long is given up
+STALL_S = 300.0  # an interactive request on a worker without any token for so long is given up
 
 logger = logging.getLogger(__name__)
 
@@ -202,8 +202,9 @@ class Dispatcher:
             for refusal in self._line.overdue(now):
                 self._refuse(refusal)
             for generation in list(self._attempts.values()):
-                if generation.attempt is not None and now - generation.last_progress > STALL_S:
-                    error = Unavailable(f"no worker made progress on this request for {STALL_S:g} s", 503)
+                patience_s = BATCH_DELAY_S if generation.urgency.is_batch else STALL_S
+                if generation.attempt is not None and now - generation.last_progress > patience_s:
+                    error = Unavailable(f"no worker made progress on this request for {patience_s:g} s", 503)
                     self._fail(generation, error)
 
     def stop(self, reason: str) -> None:
@@ -321,7 +322,8 @@ class Dispatcher:
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
         """It has its answer; what was cut off by its client counts as an answer of that length."""
         if generation.output_token_ids and generation.pinned is None:
-            self._placement.answered(len(generation.output_token_ids), was_cut=reason is FinishReason.LENGTH)
+            num_tokens, was_cut = len(generation.output_token_ids), reason is FinishReason.LENGTH
+            self._placement.answered(num_tokens, self._clock(), was_cut=was_cut)
         generation.finish(reason)
 
     def _count_served(self, generation: Generation, num_tokens: int) -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from baton.core.queueing import FAIR, PRIORITY
 from baton.core.request import Urgency
+from baton.gateway.admission import BATCH_DELAY_S
+from baton.gateway.dispatcher import STALL_S
 from baton.gateway.generation import Generation, Unavailable
 
 BATCH = Urgency(is_batch=True)
@@ -127,6 +129,20 @@ def test_batch_waits_while_anybody_waits(hand_module: Any) -> None:
     assert batch.attempt is None
     hand.run(2.05)
     assert batch.attempt is not None
+
+
+def test_batch_on_a_worker_may_make_way_for_as_long_as_it_may_wait_in_the_queue(hand_module: Any) -> None:
+    """Interactive requests that keep coming pause or preempt it: no token for minutes is not a broken worker."""
+    hand = hand_module.HandDriven()
+    hand.join(hand_module.decode_info())
+    batch, interactive = hand.submit(urgency=BATCH), hand.submit()
+    hand.now = STALL_S + 1.0
+    hand.dispatcher.tick(hand.now)
+    assert (interactive.error.status, batch.error) == (503, None)
+    hand.now = BATCH_DELAY_S + 1.0
+    hand.dispatcher.tick(hand.now)
+    assert batch.error.status == 503
+    assert hand.admission.credits.num_in_flight == 0
 
 
 def test_urgency_reaches_both_workers(hand_module: Any) -> None:
