@@ -10,9 +10,9 @@ _TRANSFER_TOKENS = 100_000  # that the mean time of handing over is taken over
 _LEAST_OVERHEAD_S = 1e-4
 _STEP = 1.05  # by which the overhead follows each error: it comes to rest where half of them are positive
 _ANSWERS = 256  # that their mean length is taken over
-_MIX_S = 30.0  # prompts so old are left out of the mix
-_MOST_PROMPTS = 256  # in it
-_LEAST_PROMPTS = 16  # in it, and answers behind it
+_MIX_S = 30.0  # prompts and answers so old are left out of the mix
+_MOST_IN_MIX = 256  # prompts, and answers
+_LEAST_IN_MIX = 16
 _CLASSES = 8  # of prompts, by size
 
 
@@ -26,7 +26,8 @@ class Measuring:
         self._answer_tokens = 0.0
         self._num_answers = 0
         self._overhead_s = _LEAST_OVERHEAD_S
-        self._prompts: deque[tuple[float, Work, int]] = deque(maxlen=_MOST_PROMPTS)
+        self._prompts: deque[tuple[float, Work, int]] = deque(maxlen=_MOST_IN_MIX)
+        self._answers: deque[tuple[float, int]] = deque(maxlen=_MOST_IN_MIX)
 
     @property
     def measured(self) -> Measured:
@@ -51,8 +52,9 @@ class Measuring:
         else:
             self._overhead_s = max(self._overhead_s / _STEP, _LEAST_OVERHEAD_S)
 
-    def answered(self, num_tokens: int) -> None:
+    def answered(self, num_tokens: int, now: float) -> None:
         """An answer of so many tokens has ended."""
+        self._answers.append((now, num_tokens))
         self._num_answers = min(self._num_answers + 1, _ANSWERS)
         self._answer_tokens += (num_tokens - self._answer_tokens) / self._num_answers
 
@@ -62,14 +64,16 @@ class Measuring:
 
     def mix(self, now: float) -> Mix | None:
         """Of late; None: too few to tell."""
-        while self._prompts and now - self._prompts[0][0] > _MIX_S:
-            self._prompts.popleft()
-        total = len(self._prompts)
-        if min(total, self._num_answers) < _LEAST_PROMPTS:
+        for seen in (self._prompts, self._answers):
+            while seen and now - seen[0][0] > _MIX_S:
+                seen.popleft()
+        total, num_answers = len(self._prompts), len(self._answers)
+        if min(total, num_answers) < _LEAST_IN_MIX:
             return None
         ordered = sorted(self._prompts, key=lambda prompt: prompt[1].num_tokens)
         parts = [ordered[total * i // _CLASSES : total * (i + 1) // _CLASSES] for i in range(_CLASSES)]
-        return Mix(tuple(_class_of(part, total) for part in parts), self._answer_tokens)
+        answer_tokens = sum(tokens for _, tokens in self._answers) / num_answers
+        return Mix(tuple(_class_of(part, total) for part in parts), answer_tokens)
 
 
 def _class_of(prompts: list[tuple[float, Work, int]], total: int) -> PromptClass:

@@ -149,9 +149,9 @@ class Placement:
         if attempt.has_credit:
             self._admission.release(generation.key, now)
 
-    def answered(self, num_tokens: int, *, was_cut: bool) -> None:
+    def answered(self, num_tokens: int, now: float, *, was_cut: bool) -> None:
         """A request has got its answer, in however many attempts; `was_cut`: by its max_tokens."""
-        self._measuring.answered(num_tokens)
+        self._measuring.answered(num_tokens, now)
         self._admission.credits.answered(num_tokens, was_cut=was_cut)
 
     def without_prefill(self, attempt: Attempt, prefill: NodeRef, now: float) -> None:

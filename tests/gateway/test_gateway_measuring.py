@@ -2,6 +2,7 @@
 
 import pytest
 
+from baton.gateway.forecast import Work
 from baton.gateway.measuring import Measuring
 from baton.gateway.ways import Measured
 
@@ -29,11 +30,11 @@ def test_old_hand_overs_are_forgotten() -> None:
 
 def test_the_mean_answer_is_that_of_the_last_ones() -> None:
     measuring = Measuring(None)
-    measuring.answered(100)
-    measuring.answered(300)
+    measuring.answered(100, 0.0)
+    measuring.answered(300, 0.0)
     assert measuring.measured.answer_tokens == pytest.approx(200)
     for _ in range(5000):
-        measuring.answered(50)
+        measuring.answered(50, 0.0)
     assert measuring.measured.answer_tokens == pytest.approx(50, rel=1e-3)
 
 
@@ -53,3 +54,32 @@ def test_the_overhead_is_no_more_than_first_tokens_took_however_many_are_late_at
     for _ in range(500):  # all were sent out when 0.1 ms were known of
         measuring.first_token(0.02, 0.12)
     assert measuring.measured.overhead_s == pytest.approx(0.12)
+
+
+def test_a_mix_needs_sixteen_prompts_and_answers_of_the_last_thirty_seconds() -> None:
+    measuring = Measuring(0.05)
+    for number in range(16):
+        assert measuring.mix(15.0) is None
+        measuring.sent(Work(100, 5000.0), 150, float(number))
+    assert measuring.mix(15.0) is None
+    for number in range(16):
+        measuring.answered(10 + number, float(number))
+    mix = measuring.mix(15.0)
+    assert mix is not None
+    assert mix.answer_tokens == 17.5
+    assert {prompt[1:] for prompt in mix.prompts} == {(Work(100, 5000.0), 150.0)}
+    assert measuring.mix(30.5) is None, "the first ones are too old"
+
+
+def test_a_mix_has_prompts_by_size() -> None:
+    measuring = Measuring(0.05)
+    for number in range(20):
+        measuring.sent(Work(100 * (number % 10), 0.0), 1000 + number % 10, 0.0)
+        measuring.answered(10, 0.0)
+    mix = measuring.mix(1.0)
+    assert mix is not None
+    assert sum(prompt.share for prompt in mix.prompts) == pytest.approx(1.0)
+    tokens = [prompt.work.num_tokens for prompt in mix.prompts]
+    assert tokens == sorted(tokens)
+    assert sum(prompt.share * prompt.work.num_tokens for prompt in mix.prompts) == pytest.approx(450)
+    assert sum(prompt.share * prompt.num_tokens for prompt in mix.prompts) == pytest.approx(1004.5)

@@ -1,0 +1,121 @@
+"""How much a division of workers can take: by hand, beside simulated queues, and beside DistServe's figures."""
+
+import csv
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.step_cost import StepCost
+from baton.gateway.capacity import Machine, Mix, Outlook, PromptClass, Targets, _Line, capacity
+from baton.gateway.forecast import Work, rest_of_prompt
+
+DATA = Path(__file__).resolve().parent.parent / "data" / "distserve"
+SOLO = StepCost(0.010, 0.0001, 0.0, 0.001, 0.0)  # 10 ms a step, 0.1 ms a prompt token, 1 ms a decode
+
+
+def outlook(
+    prompt: int, answer: float, ttft_s: float, tpot_s: float, *, cost: StepCost = SOLO, pool: int = 10**9
+) -> Outlook:
+    mix = Mix((PromptClass(1.0, rest_of_prompt(prompt, prompt), prompt),), answer)
+    return Outlook(mix, Machine(cost, 0.5, 2048, pool), Targets(ttft_s, tpot_s))
+
+
+def test_decodes_alone_fill_what_the_target_leaves_them() -> None:
+    """A step of 20 ms has 10 ms for decodes: half of the time. An answer takes 100 x 1 ms: 5 a second on each worker."""
+    free = msgspec.structs.replace(SOLO, per_prompt_token_s=0.0)
+    assert capacity(0, 1, outlook(10, 100, 100.0, 0.020, cost=free)) == pytest.approx(5.0, rel=0.01)
+    assert capacity(0, 3, outlook(10, 100, 100.0, 0.020, cost=free)) == pytest.approx(15.0, rel=0.01)
+    assert capacity(1, 2, outlook(10, 100, 100.0, 0.020, cost=free)) == pytest.approx(10.0, rel=0.01)
+
+
+def test_a_pool_bounds_what_runs() -> None:
+    """Of 100 tokens of prompt and 50 of 100 of the answer, 10 run in 1 s of answers at 10 ms + 1 ms x 10 each: 5 / s."""
+    free = msgspec.structs.replace(SOLO, per_prompt_token_s=0.0)
+    loose = outlook(100, 100, 100.0, 0.200, cost=free, pool=int(10 * 150 / 0.95))
+    assert capacity(0, 1, loose) == pytest.approx(5.0, rel=0.01)
+
+
+def test_where_no_target_can_be_kept_there_is_no_capacity() -> None:
+    assert capacity(1, 1, outlook(1000, 10, 0.05, 1.0)) == 0.0
+    assert capacity(1, 1, outlook(10, 10, 1.0, 0.009)) == 0.0
+
+
+def share_that_waits_no_longer(num_servers: int, rate: float, service_s: float, patience_s: float) -> float:
+    """By simulation: Poisson arrivals, equal services, whoever is free first."""
+    generator = random.Random(1)
+    free_at, now, in_time, count = [0.0] * num_servers, 0.0, 0, 100_000
+    for _ in range(count):
+        now += generator.expovariate(rate)
+        first = min(range(num_servers), key=free_at.__getitem__)
+        begin = max(now, free_at[first])
+        in_time += begin - now <= patience_s
+        free_at[first] = begin + service_s
+    return in_time / count
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 4])
+@pytest.mark.parametrize("load", [0.5, 0.8])
+@pytest.mark.parametrize("patience_s", [0.5, 2.0])
+def test_waits_are_about_those_of_a_simulated_queue(num_servers: int, load: float, patience_s: float) -> None:
+    rate = load * num_servers
+    line = _Line(num_servers, rate, mean_s=1.0, mean_square=1.0)
+    found = share_that_waits_no_longer(num_servers, rate, 1.0, patience_s)
+    assert line.in_time(patience_s) == pytest.approx(found, abs=0.1)
+
+
+def test_a_full_line_keeps_nobody() -> None:
+    assert _Line(2, 2.0, 1.0, 1.0).in_time(100.0) == 0.0
+
+
+# A100, OPT-13B: one prefill and one decode worker (+), or two that do both (=), by what Baton's schedulers take in the
+# simulator; the rows are those of scripts/compare_distserve.py.
+BETTER = "==++==++===="
+
+
+def test_the_better_division_of_two_is_known_for_all_of_distserve_s_rows() -> None:
+    found = msgspec.json.decode((DATA / "opt13b_a100.json").read_bytes())["distserve"]
+    (_, prompt, product), (base, context, decode) = found["prefill"], found["decoding_smallbs"]
+    cost = StepCost(*(ms / 1000 for ms in (base + 2, prompt, 2 * product, decode, context)))
+    with (DATA / "oracle_goodput.csv").open() as file:
+        rows = list(dict.fromkeys(tuple(int(v) for v in list(row.values())[1:5]) for row in csv.DictReader(file)))
+    looks = [outlook(p, o, ttft / 1000, tpot / 1000, cost=cost, pool=66_144) for p, o, ttft, tpot in rows]
+    ratios = [capacity(1, 1, look) / capacity(0, 2, look) for look in looks]
+    assert "".join("+" if ratio > 1 else "=" for ratio in ratios) == BETTER
+    assert all(ratio < 1 / 1.1 for ratio, better in zip(ratios, BETTER, strict=True) if better == "=")
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(0, 3),
+    st.integers(1, 3),
+    st.integers(1, 4000),
+    st.integers(1, 1000),
+    st.floats(0.02, 5.0),
+    st.floats(0.011, 0.2),
+)
+def test_more_workers_and_easier_targets_never_take_less(
+    num_prefill: int, num_decode: int, prompt: int, answer: int, ttft_s: float, tpot_s: float
+) -> None:
+    base = capacity(num_prefill, num_decode, outlook(prompt, answer, ttft_s, tpot_s))
+    easier = [capacity(num_prefill, num_decode, outlook(prompt, answer, ttft_s * f, tpot_s * f)) for f in (1.5, 3.0)]
+    larger = capacity(2 * num_prefill, 2 * num_decode, outlook(prompt, answer, ttft_s, tpot_s))
+    assert all(less <= more * 1.001 for less, more in pairwise([base, *easier]))
+    assert base <= larger * 1.01
+
+
+def test_a_slow_hand_over_makes_prefill_workers_worth_less() -> None:
+    look = outlook(1000, 20, 0.25, 0.030)
+    slow = look._replace(transfer_s=1e-4)
+    assert capacity(1, 1, slow) < capacity(1, 1, look)
+    assert capacity(0, 2, slow) == capacity(0, 2, look)
+
+
+def test_what_is_cached_is_not_computed() -> None:
+    look = outlook(2000, 20, 0.3, 0.030)
+    cached = look._replace(mix=Mix((PromptClass(1.0, Work(100, 195_000.0), 2000.0),), 20.0))
+    assert capacity(1, 1, cached) > capacity(1, 1, look)

@@ -1,0 +1,140 @@
+"""Planner: workers are divided as the mix of prompts and answers needs it, and do not swing with what is short."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.messages import NodeRef, Role
+from baton.core.step_cost import StepCost
+from baton.gateway.capacity import Machine, Outlook, Targets
+from baton.gateway.elastic import RoleChange
+from baton.gateway.forecast import rest_of_prompt
+from baton.gateway.measuring import Measuring
+from baton.gateway.planner import Planner
+
+PREFILL, DECODE = (Role.PREFILL,), (Role.DECODE,)
+BOTH = (Role.PREFILL, Role.DECODE)
+MACHINE = Machine(StepCost(0.010, 0.0001, 0.0, 0.001, 0.0), 0.5, 2048, 10**6)
+TARGETS = Targets(1.0, 0.015)
+LONG_PROMPTS, LONG_ANSWERS, QUIET = (500, 20), (50, 200), None
+RATE = 4
+
+
+class Fleet:
+    """Workers that do at once what they are told, under requests of some lengths."""
+
+    def __init__(self, *masks: tuple[Role, ...], targets: Targets = TARGETS):
+        self.planner, self.measuring, self.now = Planner(), Measuring(targets.tpot_s), 0.0
+        self.masks = {NodeRef(f"w{i}", 1): mask for i, mask in enumerate(masks)}
+        self.changes: list[tuple[float, RoleChange]] = []
+        self._targets = targets
+
+    def run(self, seconds: float, lengths: tuple[int, int] | None) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            if lengths is not QUIET:
+                self.measuring.sent(rest_of_prompt(lengths[0], lengths[0]), lengths[0], self.now)
+                self.measuring.answered(lengths[1], self.now)
+            change = self.planner.update(self.now, self.masks, self._outlook)
+            if change is not None:
+                assert change.roles != self.masks[change.worker]
+                self.masks[change.worker] = change.roles
+                assert any(Role.DECODE in mask for mask in self.masks.values()), "nobody decodes"
+                self.changes.append((self.now, change))
+            self.now += 1 / RATE
+
+    def _outlook(self, now: float) -> Outlook | None:
+        mix = self.measuring.mix(now)
+        return None if mix is None else Outlook(mix, MACHINE, self._targets)
+
+    @property
+    def num_prefill(self) -> int:
+        return sum(mask == PREFILL for mask in self.masks.values())
+
+
+def test_with_long_answers_the_prefill_worker_decodes_and_with_long_prompts_it_does_not() -> None:
+    fleet = Fleet(PREFILL, DECODE)
+    fleet.run(60, LONG_PROMPTS)
+    assert not fleet.changes
+    fleet = Fleet(PREFILL, DECODE)
+    fleet.run(60, LONG_ANSWERS)
+    ((at, change),) = fleet.changes
+    assert (at, change.worker.node_id, change.roles) == (9.0, "w0", DECODE)  # 4 s for 16 prompts, 5 s of patience
+    assert change.reason.startswith("0 prefill + 2 decode are predicted to keep both targets up to ")
+    fleet.run(60, LONG_PROMPTS)
+    assert fleet.num_prefill == 1, "and back"
+    assert len(fleet.changes) == 2
+
+
+def test_the_worker_that_is_named_first_changes() -> None:
+    fleet = Fleet(DECODE, PREFILL, PREFILL)
+    fleet.run(12, LONG_ANSWERS)
+    assert [change.worker.node_id for _, change in fleet.changes] == ["w1"]
+    fleet.run(20, LONG_ANSWERS)
+    assert [change.worker.node_id for _, change in fleet.changes] == ["w1", "w2"]
+    (first, _), (second, _) = fleet.changes
+    assert second - first == 10.0
+
+
+def test_few_requests_say_nothing() -> None:
+    fleet = Fleet(PREFILL, DECODE)
+    for _ in range(30):
+        fleet.run(0.25, LONG_ANSWERS)
+        fleet.run(3.0, QUIET)
+    assert not fleet.changes
+
+
+def test_a_break_starts_the_five_seconds_anew() -> None:
+    fleet = Fleet(PREFILL, DECODE)
+    fleet.run(7, LONG_ANSWERS)
+    fleet.measuring = Measuring(TARGETS.tpot_s)
+    fleet.run(7, LONG_ANSWERS)
+    assert not fleet.changes
+
+
+def test_targets_that_no_division_keeps_change_nothing() -> None:
+    fleet = Fleet(PREFILL, DECODE, targets=Targets(0.001, 0.001))
+    fleet.run(60, LONG_ANSWERS)
+    assert not fleet.changes
+
+
+def test_both_roles_given_by_hand_are_left_alone() -> None:
+    fleet = Fleet(BOTH, BOTH)
+    fleet.run(60, LONG_PROMPTS)
+    fleet.run(60, LONG_ANSWERS)
+    assert not fleet.changes
+
+
+@pytest.mark.parametrize("period_s", [2, 20, 60, 300])
+@pytest.mark.parametrize("other", [LONG_PROMPTS, QUIET], ids=["to and fro", "bursts"])
+def test_alternating_load_does_not_make_roles_swing(period_s: int, other: tuple[int, int] | None) -> None:
+    fleet = Fleet(PREFILL, DECODE)
+    num_periods = max(2, 900 // period_s)
+    for _ in range(num_periods):
+        fleet.run(period_s / 2, LONG_ANSWERS)
+        fleet.run(period_s / 2, other)
+    times = [at for at, _ in fleet.changes]
+    assert all(later - at >= 30.0 for at, later in pairwise(times)), "to and fro within half a minute"
+    assert len(fleet.changes) <= 2 * num_periods
+    if period_s <= 20 or other is QUIET:
+        assert len(fleet.changes) <= 1, "it is the mix that counts"
+    if period_s == 300 and other is LONG_PROMPTS:
+        assert len(fleet.changes) == 2 * num_periods, "it follows a slow change"
+
+
+masks = st.lists(st.sampled_from([PREFILL, DECODE, BOTH]), min_size=1, max_size=5)
+lengths = st.sampled_from([LONG_PROMPTS, LONG_ANSWERS, QUIET])
+
+
+@settings(max_examples=30, deadline=None)
+@given(masks, st.lists(st.tuples(st.floats(1, 60), lengths), max_size=6))
+def test_somebody_always_decodes_and_changes_are_ten_seconds_apart(first, story) -> None:
+    fleet = Fleet(*first)
+    if all(mask == PREFILL for mask in first):
+        fleet.masks[NodeRef("w0", 1)] = DECODE
+    for seconds, now_lengths in story:
+        fleet.run(seconds, now_lengths)
+    assert all(later - at >= 10.0 for (at, _), (later, _) in pairwise(fleet.changes))
+    assert all(fleet.masks[NodeRef(f"w{i}", 1)] == BOTH for i, mask in enumerate(first) if mask == BOTH)
