@@ -1,7 +1,8 @@
 """Loads: what the router's own choices have put on each worker and is not done yet. Pure; the time comes in.
 
-A worker is taken to have computed prompts since it got the first of them, or since the last one was done. When a first
-token arrives, the prompt itself was ready a little before (`lag_s`), and the next one has been computed from then on.
+A worker is taken to have computed prompts since it got the first of them, or since the last one was done; interactive
+ones not before the first of those came, for that put batch ones aside. When a first token arrives, the prompt itself
+was ready a little before (`lag_s`), and the next one has been computed from then on.
 """
 
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ class Load:
 
     def add(self, work: Work, now: float, *, is_batch: bool) -> None:
         """It has to compute that."""
-        if not self.prompts:
+        if not self.prompts or not (is_batch or self.interactive.num_tokens):
             self.busy_since = now
         self.prompts += 1
         if is_batch:

@@ -211,6 +211,15 @@ def test_a_worker_that_was_idle_has_done_nothing_yet() -> None:
     assert router.backlog_s(P0, SPEED, 9.0, as_prefill=True) == pytest.approx(0.11)
 
 
+def test_the_time_at_a_batch_prompt_is_none_at_the_interactive_ones_that_put_it_aside() -> None:
+    router = Router()
+    route = Route(D0, P0, 1000, 1000, num_tokens=1000)
+    router.dispatched(Route(D0, P0, 1000, 1000, num_tokens=1000, is_batch=True), 1.0)
+    router.dispatched(route, 9.0)
+    router.dispatched(route, 9.05)
+    assert router.backlog_s(P0, SPEED, 9.05, as_prefill=True) == pytest.approx(0.22 - 0.05)
+
+
 def test_when_its_prefill_worker_dies_the_prompt_is_work_of_decode() -> None:
     router = Router()
     route = Route(D0, P0, 1000, 2000, num_tokens=3000)
