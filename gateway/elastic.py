@@ -1,5 +1,7 @@
 """Elastic: when a worker of one pool helps the other, so that workers' roles follow the load. Pure.
 
+For servers without both targets; with them planner.py decides.
+
     short     its predicted wait is more than FACTOR times the other pool's, and longer by `least_gap_s` at least
     give      short for PATIENCE_S without a break: a worker of the other pool gets the role beside its own
     take back the helped pool has not been short for the calm time, or the other pool is short for PATIENCE_S

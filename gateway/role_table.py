@@ -53,8 +53,13 @@ class RoleTable:
         return {
             "workers": {worker.info.ref.node_id: list(worker.roles) for worker in workers},
             "elastic": self._rule is not None,
-            "changes": list(self._changes),
+            "changes": self.changes,
         }
+
+    @property
+    def changes(self) -> list[dict[str, object]]:
+        """The last ones, newest last."""
+        return list(self._changes)
 
     async def change(self, node_id: str, roles: Sequence[Role]) -> None:
         """Returns when the worker has said that it has these roles.

@@ -74,6 +74,11 @@ class SimGateway:
         self._is_ticking = False
         network.join(self.ref, self.handle)
 
+    @property
+    def role_changes(self) -> list[dict[str, object]]:
+        """As `GET /roles` has them."""
+        return self._roles.changes
+
     def worker_joined(self, info: WorkerInfo) -> None:
         self._membership.hello(info, self._clock.now)
         self._cache_feed.worker_joined(info)

@@ -26,7 +26,7 @@ def outlook(
 
 
 def test_decodes_alone_fill_what_the_target_leaves_them() -> None:
-    """A step of 20 ms has 10 ms for decodes: half of the time. An answer takes 100 x 1 ms: 5 a second on each worker."""
+    """A step of 20 ms leaves half of the time to decodes. An answer takes 100 x 1 ms: 5 a second on each worker."""
     free = msgspec.structs.replace(SOLO, per_prompt_token_s=0.0)
     assert capacity(0, 1, outlook(10, 100, 100.0, 0.020, cost=free)) == pytest.approx(5.0, rel=0.01)
     assert capacity(0, 3, outlook(10, 100, 100.0, 0.020, cost=free)) == pytest.approx(15.0, rel=0.01)
@@ -34,7 +34,7 @@ def test_decodes_alone_fill_what_the_target_leaves_them() -> None:
 
 
 def test_a_pool_bounds_what_runs() -> None:
-    """Of 100 tokens of prompt and 50 of 100 of the answer, 10 run in 1 s of answers at 10 ms + 1 ms x 10 each: 5 / s."""
+    """10 run, of 100 tokens of prompt and 50 of the answer each, in steps of 20 ms: 5 answers a second."""
     free = msgspec.structs.replace(SOLO, per_prompt_token_s=0.0)
     loose = outlook(100, 100, 100.0, 0.200, cost=free, pool=int(10 * 150 / 0.95))
     assert capacity(0, 1, loose) == pytest.approx(5.0, rel=0.01)

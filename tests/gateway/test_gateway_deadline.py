@@ -193,7 +193,7 @@ def test_an_answer_in_two_attempts_is_one_answer(hand_module: Any) -> None:
     generation = hand.submit()
     hand.tell(generation, 3)
     learned: list[tuple[int, bool]] = []
-    hand.placement.answered = lambda num_tokens, was_cut: learned.append((num_tokens, was_cut))
+    hand.placement.answered = lambda num_tokens, now, was_cut: learned.append((num_tokens, was_cut))
     hand.join(hand_module.decode_info("decode-1"))
     hand.leave(first)
     assert generation.num_retries == 1

@@ -1,0 +1,70 @@
+"""`--elastic` with both targets: workers divide themselves as the requests need it, and stay as they are otherwise."""
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from baton.sim.record import SimRecord
+from baton.sim.simulation import Simulation
+from baton.sim.workload import SimRequest, gamma_requests, merged
+
+TTFT_S, TPOT_S = 1.0, 0.0155
+LONG_PROMPTS, LONG_ANSWERS = (500, 20), (50, 200)
+
+
+def requests(seconds: float, rate: float, lengths: tuple[int, int], begin_s: float = 0.0) -> list[SimRequest]:
+    found = gamma_requests(int(seconds * rate), rate, 1.0, *lengths)
+    return [dataclasses.replace(request, arrival_s=request.arrival_s + begin_s) for request in found]
+
+
+def simulate(fleet, load: list[SimRequest], *, is_elastic: bool = True) -> tuple[list[dict], list[SimRecord]]:
+    """Changes of roles, and what became of the requests."""
+    limits = msgspec.structs.replace(
+        fleet().decode,
+        token_budget_range=(128, 4096),
+        max_running_range=(1, 64),
+        ttft_target_s=TTFT_S,
+        tpot_target_s=TPOT_S,
+    )
+    config = fleet(prefill=limits, decode=limits, ttft_target_s=TTFT_S, tpot_target_s=TPOT_S, is_elastic=is_elastic)
+    simulation = Simulation(config, load)
+    records = simulation.run().records
+    assert simulation.idle_faults() == []
+    return simulation.gateway.role_changes, records
+
+
+def num_in_time(records: list[SimRecord]) -> int:
+    return sum(
+        record.status == 200 and record.first_token_s - record.arrived_s <= TTFT_S and (record.tpot_s or 0.0) <= TPOT_S
+        for record in records
+    )
+
+
+@pytest.mark.slow
+def test_with_long_answers_both_workers_decode_and_more_requests_are_in_time(fleet) -> None:
+    # An answer takes 200 x 1 ms of decode steps, which may be full of decodes to a third: 1.7 a second on one worker.
+    load = requests(120, 2.6, LONG_ANSWERS)
+    changes, records = simulate(fleet, load)
+    assert [(change["worker"], change["new"]) for change in changes] == [("prefill-0", "decode")]
+    assert num_in_time(records) > 1.15 * num_in_time(simulate(fleet, load, is_elastic=False)[1])
+
+
+def test_with_long_prompts_roles_stay(fleet) -> None:
+    changes, records = simulate(fleet, requests(60, 8.0, LONG_PROMPTS))
+    assert changes == []
+    assert num_in_time(records) > 0.9 * len(records)
+
+
+@pytest.mark.slow
+def test_roles_follow_a_load_that_becomes_another_one(fleet) -> None:
+    phases = [requests(60, 2.5, LONG_ANSWERS), requests(60, 8.0, LONG_PROMPTS, 62.0)]
+    changes, _ = simulate(fleet, merged(*phases))
+    assert [change["new"] for change in changes][:2] == ["decode", "prefill"]
+    assert len(changes) == 2
+
+
+@pytest.mark.slow
+def test_a_mix_that_alternates_every_few_seconds_changes_nothing_more_than_once(fleet) -> None:
+    phases = [requests(3, 4.0, LONG_ANSWERS if index % 2 else LONG_PROMPTS, 3.0 * index) for index in range(40)]
+    assert len(simulate(fleet, merged(*phases))[0]) <= 1
