@@ -203,7 +203,7 @@ class DecodeRole:
             state = BlockState.RESERVED if is_remote else BlockState.PRIVATE
             headroom = self._scheduler.num_running
             if not self._bench.blocks.acquire(sequence, sequence.num_tokens + 1, state, headroom):
-                self._bench.share.decode_waits_for_blocks(now, others_end=self._scheduler.has_any_that_advance)
+                self._bench.share.decode_patience.waits(now, others_end=self._scheduler.has_any_that_advance)
                 return
             self._scheduler.admit(sequence)
             entry.feedback_slot = self._free_slots.pop()
@@ -212,7 +212,7 @@ class DecodeRole:
             else:
                 sequence.on(Event.ADMITTED)
                 entry.count_cached(sequence.num_computed_tokens)
-        self._bench.share.decode_has_blocks()
+        self._bench.share.decode_patience.waits_no_more()
 
     def _is_being_computed(self, sequence: Sequence) -> bool:
         """By another one that does not yield to it."""

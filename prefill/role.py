@@ -154,6 +154,7 @@ class PrefillRole:
             if self._is_being_computed(sequence):
                 return
             if not self._acquire(entry):
+                self._bench.share.prefill_patience.waits(now, others_end=not self._is_held_up(request_id))
                 return
             entry.timeline = entry.timeline.stamped(Station.PREFILL_STARTED)
             self._scheduler.admit(request_id, 0)
@@ -170,6 +171,7 @@ class PrefillRole:
             else:
                 sequence.on(Event.ADMITTED)
                 self._compute(entry, sequence.num_computed_tokens, now)
+        self._bench.share.prefill_patience.waits_no_more()
 
     def _acquire(self, entry: PrefillEntry) -> bool:
         """Its blocks, if there are enough, and the decode role can spare them."""
@@ -183,6 +185,13 @@ class PrefillRole:
         entry.num_own_blocks = len(sequence.block_table) - sequence.num_computed_tokens // self._bench.info.block_size
         return True
 
+    def _is_held_up(self, request_id: str) -> bool:
+        """Does its decode worker wait for it, while all that have blocks here wait for theirs?"""
+        with_blocks = ((r, e.sequence.phase) for r, e in self._entries.items() if e.sequence.block_table)
+        return self._bench.link.is_granted(request_id) and not any(
+            phase is Phase.COMPUTING or self._bench.link.is_granted(r) for r, phase in with_blocks
+        )
+
     def _give_up_one(self) -> None:
         """The newest prompt that waits for its decode worker: computed there, it costs time, but nobody's blocks."""
         waiting = [
@@ -193,7 +202,7 @@ class PrefillRole:
         ]
         if waiting:
             logger.debug("hand-over of %s given up: its blocks are needed here", waiting[-1])
-            self._end(waiting[-1], "its blocks were needed for what the prefill worker decodes")
+            self._end(waiting[-1], "its blocks were needed on the prefill worker")
 
     def _is_being_computed(self, sequence: Sequence) -> bool:
         """By another one that is not paused for the likes of it."""

@@ -15,6 +15,12 @@ Two workers that prefill for each other could so wait for each other, each with 
 
 So on a worker that gateways give both roles prompts hold half of the pool at most, and where it happens all the same
 (longer prompts, roles that have just changed) the prefill role gives hand-overs up after PATIENCE_S, one at a time.
+
+Two workers with one role each can wait for each other as well, because their queues are not in the same order:
+
+    P: computed prompts hold the pool, D takes others first  <-->  D: those others have its places, and wait for P
+
+So P gives hand-overs up also while D has blocks for the next prompt, and for none of those that P has blocks for.
 """
 
 import math
@@ -23,6 +29,33 @@ from ..core.step_cost import StepCost
 
 MIN_SHARE = 4  # the prefill role gets at least 1/4 of the prompt tokens of a turn: neither role starves the other
 PATIENCE_S = 1.0
+
+
+class Patience:
+    """Of one who waits for blocks that come back only through another worker, which may in turn wait for this one."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def waits(self, now: float, *, others_end: bool) -> None:
+        """There are no blocks for the next request. `others_end`: of those that hold some here one will end, and give
+        its own back, whatever other workers do.
+        """
+        if others_end:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+
+    def waits_no_more(self) -> None:
+        """The next request got its blocks, or there is none."""
+        self._since = None
+
+    def is_over(self, now: float) -> bool:
+        """It has waited for PATIENCE_S. Once in that time."""
+        if self._since is None or now - self._since < PATIENCE_S:
+            return False
+        self._since = now
+        return True
 
 
 class RoleShare:
@@ -37,7 +70,8 @@ class RoleShare:
         self.has_both_roles = False
         self._is_decoding = False
         self._left = self._least = 0
-        self._starved_since: float | None = None
+        self.decode_patience = Patience()
+        self.prefill_patience = Patience()
 
     # ---- time --------------------------------------------------------------------------------------------------
 
@@ -63,22 +97,6 @@ class RoleShare:
         """May prompts that hold so many blocks be joined by one that needs so many? Always, when they hold none."""
         return not self.has_both_roles or num_held == 0 or num_held + num_more <= self._num_blocks // 2
 
-    def decode_waits_for_blocks(self, now: float, *, others_end: bool) -> None:
-        """The next request of the decode role has no blocks. `others_end`: of those that run here some will end, and
-        give theirs back, whatever other workers do.
-        """
-        if others_end:
-            self._starved_since = None
-        elif self._starved_since is None:
-            self._starved_since = now
-
-    def decode_has_blocks(self) -> None:
-        """The next request of the decode role got its blocks, or there is none."""
-        self._starved_since = None
-
     def must_give_up(self, now: float) -> bool:
-        """Is a hand-over to be given up for its blocks? Once in PATIENCE_S."""
-        if self._starved_since is None or now - self._starved_since < PATIENCE_S:
-            return False
-        self._starved_since = now
-        return True
+        """Is a hand-over to be given up for its blocks?"""
+        return self.decode_patience.is_over(now) or self.prefill_patience.is_over(now)

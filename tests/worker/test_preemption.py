@@ -200,3 +200,30 @@ def test_any_urgency_under_any_policy_any_abort(house, model_oracle, policy, see
         assert h.outputs[name] == model_oracle(prompt, len(h.outputs[name])), name
         assert name in h.finished or name in aborted, (name, h.failed)
     h.assert_idle()
+
+
+def test_a_prompt_that_decode_waits_for_is_not_held_up_by_one_that_waits_for_decode(house, model_oracle) -> None:
+    """Prefill's pool holds one of the two prompts. It computed the low one while decode was full; decode's only place
+    is then for the high one. Until that, decode is only busy, and nothing is given up.
+    """
+    h = house(policy=PRIORITY, num_blocks=40, max_running=1)
+    p, d = h.birth(PREFILL, num_blocks=8, max_running=4), h.birth(DECODE)
+    prompts = {"first": PROMPT[:5], "low": PROMPT, "high": [1, *PROMPT]}
+    h.generate("first", prompts["first"], 60, d, None, urgency=HIGH)
+    advance(h)
+    h.generate("low", prompts["low"], 4, d, p, urgency=LOW)
+    for _ in range(10):
+        advance(h)
+    h.generate("high", prompts["high"], 4, d, p, urgency=HIGH)
+    while "first" not in h.finished:
+        advance(h, 0.1)
+    assert h.benches[d].counters["num_handover_failures"] == 0
+    began = h.now
+    while len(h.finished) < 3 and h.now < began + 60:
+        advance(h, 0.1)
+    assert list(h.finished) == ["first", "high", "low"]
+    assert h.now - began < 10, "a lease decided"
+    assert h.benches[d].counters["num_handover_failures"] == 1
+    assert h.outputs == {name: model_oracle(one, len(h.outputs[name])) for name, one in prompts.items()}
+    h.settle()
+    h.assert_idle()
