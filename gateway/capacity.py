@@ -15,7 +15,8 @@ TTFT    half a step (what runs is finished first), the wait, the prompt's own st
         p + the rest of the step has: P(wait > t) = busy * exp(-t / mean wait of those who wait),
         busy = load ** (sqrt(2 (n + 1)) - 1) (Sakasegawa, 1977).
 
-A rate is kept when KEPT of the requests keep each target at the best x. The model is rough: workers are alike, a prompt
+A rate is kept when KEPT of the requests keep each target at the best x; of those requests, that is, whose prompts are
+not too long for the target on an idle fleet. The model is rough: workers are alike, a prompt
 is one step, and nobody is sent where it will be first. It is used to compare divisions, not to refuse anybody.
 """
 
@@ -86,6 +87,8 @@ class _Line(NamedTuple):
         load = self.rate * self.mean_s / self.num_servers
         if load >= 1.0 or patience_s < 0.0:
             return 0.0
+        if load == 0.0:
+            return 1.0
         busy = math.pow(load, math.sqrt(2 * (self.num_servers + 1)) - 1)
         waiting_s = self.mean_square / (2 * self.mean_s * self.num_servers * (1 - load))
         return 1.0 - busy * math.exp(-patience_s / waiting_s)
@@ -105,13 +108,18 @@ def mean_machine(speeds: Collection[Speed], pool_tokens: int) -> Machine:
     return Machine(cost, join_steps, max(speed.chunk_size for speed in speeds), pool_tokens)
 
 
-def capacity(num_prefill: int, num_decode: int, outlook: Outlook) -> float:
-    """Requests per second, 0.0 where not even few keep the targets. `num_decode` must be 1 at least."""
+def idle_share(num_prefill: int, num_decode: int, outlook: Outlook) -> float:
+    """Of the requests, that keep each target where no other is there: prompts may be too long for it."""
+    return _Division(num_prefill, num_decode, outlook).share_kept(0.0)
+
+
+def capacity(num_prefill: int, num_decode: int, outlook: Outlook, kept_share: float = KEPT) -> float:
+    """Requests per second of which `kept_share` keep each target, 0.0 if not even of few. `num_decode`: 1 at least."""
     division = _Division(num_prefill, num_decode, outlook)
     kept, lost = 0.0, division.greatest_rate
     for _ in range(_HALVINGS):
         middle = (kept + lost) / 2
-        if division.share_kept(middle) >= KEPT:
+        if division.share_kept(middle) >= kept_share:
             kept = middle
         else:
             lost = middle

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from ..core.messages import NodeRef, Role
-from .capacity import Outlook, capacity
+from .capacity import KEPT, Outlook, capacity, idle_share
 from .elastic import CHANGE_INTERVAL_S, PATIENCE_S, REST_S, RoleChange
 
 LOOK_S = 1.0
@@ -61,17 +61,19 @@ def _better(masks: Mapping[NodeRef, tuple[Role, ...]], outlook: Outlook) -> tupl
     num_decode = len(masks) - num_prefill
     if not num_decode:
         return 0, ""
-    present = capacity(num_prefill, num_decode, outlook)
-    best, wanted = present * (1 + LEAST_GAIN), 0
-    for more, is_possible in ((-1, num_prefill > 0), (1, num_decode > 1 and _DECODE_ONLY in masks.values())):
-        found = capacity(num_prefill + more, num_decode - more, outlook) if is_possible else 0.0
-        if found > best:
-            best, wanted = found, more
+    changes = [0] + [-1] * (num_prefill > 0) + [1] * (num_decode > 1 and _DECODE_ONLY in masks.values())
+    kept = KEPT * max(idle_share(num_prefill + more, num_decode - more, outlook) for more in changes)
+    if kept == 0.0:
+        return 0, ""
+    present, *others = (capacity(num_prefill + more, num_decode - more, outlook, kept) for more in changes)
+    best, wanted = max(zip(others, changes[1:], strict=True), default=(0.0, 0))
+    if best <= present * (1 + LEAST_GAIN):
+        return 0, ""
     reason = (
         f"{_division(num_prefill + wanted, num_decode - wanted)} are predicted to keep both targets up to {best:.2f} "
         f"requests/s, {_division(num_prefill, num_decode)} up to {present:.2f}, for {PATIENCE_S:g} s"
     )
-    return wanted, reason if wanted else ""
+    return wanted, reason
 
 
 def _division(num_prefill: int, num_decode: int) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.step_cost import StepCost
-from baton.gateway.capacity import Machine, Mix, Outlook, PromptClass, Targets, _Line, capacity
+from baton.gateway.capacity import Machine, Mix, Outlook, PromptClass, Targets, _Line, capacity, idle_share
 from baton.gateway.forecast import Work, rest_of_prompt
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "distserve"
@@ -43,6 +43,16 @@ def test_a_pool_bounds_what_runs() -> None:
 def test_where_no_target_can_be_kept_there_is_no_capacity() -> None:
     assert capacity(1, 1, outlook(1000, 10, 0.05, 1.0)) == 0.0
     assert capacity(1, 1, outlook(10, 10, 1.0, 0.009)) == 0.0
+    assert idle_share(1, 1, outlook(1000, 10, 0.05, 1.0)) == idle_share(1, 1, outlook(10, 10, 1.0, 0.009)) == 0.0
+
+
+def test_prompts_that_are_too_long_for_the_target_are_no_share_of_an_idle_fleet() -> None:
+    look = outlook(100, 10, 0.1, 0.1)
+    classes = tuple(PromptClass(share, Work(tokens), tokens) for share, tokens in ((0.7, 100), (0.3, 1000)))
+    mixed = look._replace(mix=Mix(classes, 10.0))
+    assert (idle_share(0, 2, look), idle_share(0, 2, mixed)) == (1.0, pytest.approx(0.7))
+    assert capacity(0, 2, mixed) == 0.0
+    assert 0.0 < capacity(0, 2, mixed, 0.63) < capacity(0, 2, look)
 
 
 def share_that_waits_no_longer(num_servers: int, rate: float, service_s: float, patience_s: float) -> float:

@@ -100,6 +100,15 @@ def test_targets_that_no_division_keeps_change_nothing() -> None:
     assert not fleet.changes
 
 
+def test_prompts_that_are_too_long_for_the_target_on_any_worker_decide_nothing() -> None:
+    """A fifth of them takes more than the 50 ms there are: what counts is whether the others keep them."""
+    fleet = Fleet(PREFILL, DECODE, targets=Targets(0.05, 0.015))
+    for _ in range(12):
+        fleet.run(4.0, LONG_ANSWERS)
+        fleet.run(1.0, (500, 200))
+    assert fleet.num_prefill == 0
+
+
 def test_both_roles_given_by_hand_are_left_alone() -> None:
     fleet = Fleet(BOTH, BOTH)
     fleet.run(60, LONG_PROMPTS)
