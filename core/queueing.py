@@ -130,15 +130,6 @@ class WaitingQueue:
         self.num_batch -= entry.is_batch
         return entry
 
-    def remove_all(self, hopeless: Callable[[Waiting], bool]) -> list[Waiting]:
-        """Remove those that can never be served (too old, or too large for every worker left): they must hold up
-        nobody. In order of `push`.
-        """
-        found = [place.entry for place in self._places.values() if hopeless(place.entry)]
-        for entry in found:
-            self.remove(entry.request_id)
-        return found
-
     def rank(self, request_id: str) -> Rank:
         """Of one who waits, as of the last `peek`. Raises KeyError when it does not wait."""
         place = self._places[request_id]

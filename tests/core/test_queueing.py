@@ -173,14 +173,6 @@ def test_an_id_waits_once() -> None:
 # ---- faults that others shipped (numbers are the projects' issues) -------------------------------------------------
 
 
-def test_sc01_one_that_no_pool_can_hold_does_not_block_the_queue() -> None:
-    """vllm-project/vllm #39734: the head can never be allocated; everybody behind it waits for ever."""
-    queue = waiting(FCFS, Waiting("big", 0, num_tokens=640), Waiting("s", 1, num_tokens=16), Waiting("t", 2))
-    pool = 32 * 16
-    assert [entry.request_id for entry in queue.remove_all(lambda entry: entry.num_tokens > pool)] == ["big"]
-    assert drained(queue) == "st"
-
-
 def test_sc04_one_giant_prompt_does_not_stall_everybody() -> None:
     """sgl-project/sglang #32549: a giant prompt is passed by short ones, and yet gets its turn."""
     queue = waiting(QueuePolicy(shortest_first=True), Waiting("giant", 0, num_tokens=100_000))
