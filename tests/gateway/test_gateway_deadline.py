@@ -231,6 +231,22 @@ def test_the_cap_that_a_worker_reports_bounds_what_it_is_sent(hand_module: Any) 
     assert hand.admission.credits.num_in_flight == 0
 
 
+def test_who_fits_no_worker_any_more_does_not_hold_up_those_behind(hand_module: Any) -> None:
+    """vllm-project/vllm #39734: the head can never be served, and everybody behind it waits for ever."""
+    hand = hand_module.HandDriven()
+    large = hand.join(hand_module.decode_info("decode-0", max_running=1))
+    running, big, behind = hand.submit(), hand.submit(num_tokens=4000), hand.submit()
+    hand.join(hand_module.decode_info("decode-1", num_blocks=8, max_running=2))
+    assert big.error is None
+    assert behind.attempt is None, "it is not its turn yet"
+    hand.leave(large)
+    assert big.error is not None
+    assert big.error.status == 503
+    assert "4016 tokens" in str(big.error)
+    assert running.attempt is not None
+    assert behind.attempt is not None
+
+
 @pytest.mark.parametrize("how", ["dispatch", "abort"])
 def test_a_worker_found_gone_while_sending_is_seen_to_afterwards(hand_module: Any, how: str) -> None:
     """Something is sent to a worker that cannot be reached: whoever runs there goes on elsewhere."""
