@@ -250,3 +250,16 @@ def test_a_prompt_that_is_computed_again_is_not_served_again() -> None:
     batch.end("x1")
     batch.join()
     assert batch.running == ["y0", "y1"], "65 of x, 60 of y and not 120"
+
+
+def test_an_answer_that_ends_before_it_is_asked_for_room_again_was_served_all_the_same() -> None:
+    batch = Batch(FAIR, max_running=1)
+    batch.room = lambda sequence: 100  # type: ignore[method-assign]
+    batch.add("a1", 10, key="a")
+    batch.step()
+    batch.add("a2", 10, key="a")
+    batch.add("b1", 10, key="b")  # as far as a when it comes
+    for _ in range(5):
+        assert batch.step() == ["a1"]
+    batch.end("a1")
+    assert batch.step() == ["b1"]

@@ -149,6 +149,16 @@ def test_batch_takes_what_is_left_and_leaves_an_eighth() -> None:
     assert credits.with_credit(ask(1, 1, is_batch=True), 0.0) == [D0]
 
 
+def test_batch_that_has_ended_makes_way_for_nobody() -> None:
+    credits = with_worker(max_running=2)
+    for number in range(3):
+        credits.take(f"b{number}", D0, ask(1, 1, is_batch=True), 0.0)
+        credits.release(f"b{number}", 0.0)
+    for number in range(2):
+        credits.take(f"i{number}", D0, ask(1, 1), 0.0)
+    assert credits.with_credit(ask(1, 1), 0.0) == []
+
+
 def test_batch_leaves_an_eighth_of_the_blocks_but_one_alone_may_have_all() -> None:
     credits = with_worker(num_blocks=64, block_size=1)
     assert credits.with_credit(ask(63, 1, is_batch=True), 0.0) == [D0]

@@ -220,6 +220,18 @@ def test_the_time_at_a_batch_prompt_is_none_at_the_interactive_ones_that_put_it_
     assert router.backlog_s(P0, SPEED, 9.05, as_prefill=True) == pytest.approx(0.22 - 0.05)
 
 
+def test_contexts_that_have_ended_slow_no_step_down() -> None:
+    attends = Speed(StepCost(0.01, 1e-4, 0.0, 1e-3, 1e-5), token_budget=1000, chunk_size=1000, prompt_budget=200)
+    router = Router()
+    routes = [Route(D0, None, 1, 0, num_tokens=num_tokens) for num_tokens in (1000, 5000)]
+    for route in routes:
+        router.dispatched(route, 0.0)
+        router.prompt_done(route, 0.0)
+    router.ended(routes[1])
+    half_a_step_s = (0.01 + 1e-3 + 1000 * 1e-5) / 2
+    assert router.backlog_s(D0, attends, 0.0, as_prefill=False) == pytest.approx(half_a_step_s)
+
+
 def test_when_its_prefill_worker_dies_the_prompt_is_work_of_decode() -> None:
     router = Router()
     route = Route(D0, P0, 1000, 2000, num_tokens=3000)
