@@ -6,7 +6,7 @@ was ready a little before (`lag_s`), and the next one has been computed from the
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..core.messages import NodeRef
 from .forecast import Work
@@ -28,6 +28,7 @@ class Load:
     interactive: Work = _NONE
     batch: Work = _NONE
     busy_since: float = 0.0
+    works: list[Work] = field(default_factory=list)  # of those prompts
 
     @property
     def tokens(self) -> int:
@@ -44,11 +45,16 @@ class Load:
     def elapsed_s(self, now: float) -> float:
         return max(now - self.busy_since, 0.0) if self.prompts else 0.0
 
+    @property
+    def longest(self) -> Work:
+        return max(self.works, key=lambda work: work.num_tokens, default=_NONE)
+
     def add(self, work: Work, now: float, *, is_batch: bool) -> None:
         """It has to compute that."""
         if not self.prompts or not (is_batch or self.interactive.num_tokens):
             self.busy_since = now
         self.prompts += 1
+        self.works.append(work)
         if is_batch:
             self.batch += work
         else:
@@ -57,6 +63,7 @@ class Load:
     def remove(self, work: Work, done_at: float, *, is_batch: bool) -> None:
         """It has computed that, or need not any more."""
         self.prompts -= 1
+        self.works.remove(work)
         self.busy_since = max(self.busy_since, done_at)
         if is_batch:
             self.batch -= work

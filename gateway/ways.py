@@ -11,6 +11,7 @@ from .forecast import Pace, Speed, Work, rest_of_prompt
 from .loads import SEQUENCE_WEIGHT, Load, Loads
 
 LOCAL_TOKENS = 256  # about one chunk: what a decode worker computes within one step
+_AT_ONCE = 2  # prompts that share a step, as a chunk is half of it
 HARM = 0.25  # of the time that others lose, where nobody said what they can spare: most have some
 
 
@@ -107,7 +108,9 @@ def pace_of(load: Load, speed: Speed, *, as_prefill: bool) -> Pace:
 
 def wait_s(load: Load, pace: Pace, now: float, *, is_batch: bool) -> float:
     """Seconds until a prompt that is sent there now is begun."""
-    return max(pace.seconds(load.backlog(is_batch=is_batch)) - load.elapsed_s(now), 0.0) + pace.join_s
+    # However long ago its last prompt was done: it has been at one or two, or it hangs and the others are not begun.
+    done_s = min(load.elapsed_s(now), _AT_ONCE * pace.seconds(load.longest))
+    return max(pace.seconds(load.backlog(is_batch=is_batch)) - done_s, 0.0) + pace.join_s
 
 
 def cheapest_by_time(

@@ -202,6 +202,22 @@ def test_a_backlog_shrinks_with_time_and_is_set_right_by_each_prompt_that_is_don
     assert router.choose(10, [at(D0)], [at(P0)], 9.0).wait_s is not None
 
 
+def test_a_worker_that_hangs_does_not_look_idle() -> None:
+    """It beats and computes nothing; the other prefill worker keeps up with all that comes."""
+    router, sent, done_at = Router(), Counter[NodeRef | None](), 0.0
+    for number in range(100):
+        now = 0.15 * number
+        route = router.choose(1000, [at(D0)], [at(P0), at(P1)], now)  # 0.11 s
+        router.dispatched(route, now)
+        sent[route.prefill] += 1
+        if route.prefill == P1:
+            done_at = max(done_at, now) + 0.11
+            router.prompt_done(route, done_at)
+            router.ended(route)
+    assert sent[P0] <= 3
+    assert sent[P1] >= 90
+
+
 def test_a_worker_that_was_idle_has_done_nothing_yet() -> None:
     router = Router()
     route = Route(D0, P0, 1000, 1000, num_tokens=1000)
