@@ -2,8 +2,9 @@
 
 Two classes have bounds of their own: interactive requests (`max_queue`, `max_queue_delay_s`) and batch requests, of
 which more may wait, for longer. Whoever is over a bound is refused and told when to come back: after its place in the
-queue over the rate at which the queue moves, which is that of the credits given back of late. Where the order is fair,
-a key that fills the queue does not keep the others out: the last of the key with the most waiting makes way for them.
+queue over the rate at which the queue moves, which is that of the credits given back of late. A full queue keeps out
+nobody who would be served before those in it: the last of the lowest class makes way for a higher one and, where the
+order is fair, the last of the key with the most waiting for another key's.
 
 With a target for the time to the first token, an interactive request is refused as soon as it is certain to miss it:
 
@@ -19,7 +20,7 @@ there has waited for a quarter of the target since then.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 import msgspec
@@ -76,10 +77,9 @@ class Admission:
         self._max_queue_delay_s = max_queue_delay_s
         self._ttft_target_s = ttft_target_s
         self._is_order_simple = policy == FCFS
-        self._is_fair = policy.is_fair
+        self._policy = policy
         self._queue = WaitingQueue(policy)
-        # (key, is batch) |-> requests that wait for the first time, in the order they came
-        self._of_key: dict[tuple[str, bool], dict[str, None]] = {}
+        self._new: dict[str, Waiting] = {}  # those that wait for the first time, in the order they came
         self._bounds: dict[str, _Bound] = {}
         self._releases: deque[float] = deque()
         self._errors: deque[float] = deque(maxlen=_REMEMBERED_ERRORS)  # seconds
@@ -105,12 +105,19 @@ class Admission:
 
     def who_makes_way(self, urgency: Urgency) -> str | None:
         """The request to refuse in place of a newcomer when the queue is full; None: the newcomer itself."""
-        lines = {key: line for (key, is_batch), line in self._of_key.items() if is_batch == urgency.is_batch}
-        if not self._is_fair or not lines:
+        waiting = [entry for entry in self._new.values() if entry.is_batch == urgency.is_batch]
+        if self._policy.by_priority and not urgency.is_batch:
+            lowest = max((entry.priority for entry in waiting), default=urgency.priority)
+            waiting = [entry for entry in waiting if entry.priority == lowest]
+            if lowest != urgency.priority:
+                return waiting[-1].request_id if lowest > urgency.priority else None
+        if not self._policy.is_fair or not waiting:
             return None
-        most = max(lines, key=lambda key: len(lines[key]))
-        own = len(lines.get(urgency.key, ()))
-        return next(reversed(lines[most])) if len(lines[most]) > own + 1 else None
+        counts = Counter(entry.key for entry in waiting)
+        key, most = counts.most_common(1)[0]
+        if most <= counts[urgency.key] + 1:
+            return None
+        return next(entry.request_id for entry in reversed(waiting) if entry.key == key)
 
     def enqueue(self, entry: Waiting, *, returning: bool = False) -> None:
         """`returning`: it was sent out already and comes back, before all of its class; its target counts no more.
@@ -120,7 +127,7 @@ class Admission:
         self._queue.push(entry, returning=returning)
         self._bounds[entry.request_id] = self._bound(entry, returning)
         if not returning:
-            self._of_key.setdefault((entry.key, entry.is_batch), {})[entry.request_id] = None
+            self._new[entry.request_id] = entry
         self._since.setdefault(entry.is_batch, entry.arrived_at)
 
     def head(self, now: float) -> Waiting | None:
@@ -133,9 +140,7 @@ class Admission:
         if entry is None:
             return
         del self._bounds[request_id]
-        line = self._of_key.get((entry.key, entry.is_batch), {})
-        if line.pop(request_id, True) is None and not line:
-            del self._of_key[entry.key, entry.is_batch]
+        self._new.pop(request_id, None)
         if not (self._queue.num_batch if entry.is_batch else self._num_interactive):
             del self._since[entry.is_batch]
 

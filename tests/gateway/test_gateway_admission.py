@@ -5,7 +5,7 @@ import pytest
 from baton.core.errors import LocalProtocolError
 from baton.core.messages import NodeRef
 from baton.core.queueing import FAIR, FCFS, PRIORITY, QueuePolicy, Waiting
-from baton.core.request import Urgency
+from baton.core.request import DEFAULT_PRIORITY, Urgency
 from baton.gateway.admission import BATCH_DELAY_S, BATCH_QUEUE, TICK_INTERVAL_S, Admission, Place
 from baton.gateway.credits import Ask
 
@@ -88,7 +88,7 @@ def test_each_class_has_its_own_patience() -> None:
 def test_a_full_queue_belongs_to_all_keys_where_the_order_is_fair() -> None:
     admission = with_worker(FAIR, max_queue=4)
     for name, key in (("g1", "greedy"), ("g2", "greedy"), ("m1", "modest"), ("g3", "greedy")):
-        admission.enqueue(Waiting(name, 0.0, key=key))
+        admission.enqueue(Waiting(name, 0.0, key=key, priority=DEFAULT_PRIORITY))
     admission.enqueue(Waiting("g0", 0.0, key="greedy"), returning=True)  # it has waited its time already
     assert admission.who_makes_way(Urgency(key="greedy")) is None
     assert admission.who_makes_way(Urgency(key="modest")) == "g3"  # two would be fewer than three
@@ -98,6 +98,19 @@ def test_a_full_queue_belongs_to_all_keys_where_the_order_is_fair() -> None:
     assert admission.who_makes_way(Urgency(key="modest")) is None  # one each and one more
     assert admission.who_makes_way(Urgency(key="new")) == "g2"
     assert with_worker(PRIORITY).who_makes_way(Urgency(key="new")) is None
+
+
+def test_a_full_queue_keeps_out_no_higher_class() -> None:
+    admission = with_worker(PRIORITY, max_queue=3)
+    for name, priority in (("low1", 4), ("low2", 4), ("usual", DEFAULT_PRIORITY)):
+        admission.enqueue(Waiting(name, 0.0, priority=priority))
+    assert admission.who_makes_way(Urgency(priority=DEFAULT_PRIORITY)) == "low2"
+    assert admission.who_makes_way(Urgency(priority=4)) is None
+    admission.dequeue("low1")
+    admission.dequeue("low2")
+    assert admission.who_makes_way(Urgency(priority=0)) == "usual"
+    assert admission.who_makes_way(Urgency(priority=DEFAULT_PRIORITY)) is None
+    assert admission.who_makes_way(Urgency(priority=3)) is None
 
 
 # ---- what is to be expected ------------------------------------------------------------------------------------------
