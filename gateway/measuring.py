@@ -10,8 +10,10 @@ _TRANSFER_TOKENS = 100_000  # that the mean time of handing over is taken over
 _LEAST_OVERHEAD_S = 1e-4
 _STEP = 1.05  # by which the overhead follows each error: it comes to rest where half of them are positive
 _ANSWERS = 256  # that their mean length is taken over
-_MIX_S = 30.0  # prompts and answers so old are left out of the mix
-_MOST_IN_MIX = 256  # prompts, and answers
+_MIX_S = 30.0  # prompts and answers so old are left out of the mix,
+_KEPT_IN_MIX = 128  # but for so many of each, as lengths vary much,
+_OLD_S = 300.0  # and those are left out when they are so old
+_MOST_IN_MIX = 256
 _LEAST_IN_MIX = 16
 _CLASSES = 8  # of prompts, by size
 
@@ -65,7 +67,7 @@ class Measuring:
     def mix(self, now: float) -> Mix | None:
         """Of late; None: too few to tell."""
         for seen in (self._prompts, self._answers):
-            while seen and now - seen[0][0] > _MIX_S:
+            while seen and now - seen[0][0] > (_MIX_S if len(seen) > _KEPT_IN_MIX else _OLD_S):
                 seen.popleft()
         total, num_answers = len(self._prompts), len(self._answers)
         if min(total, num_answers) < _LEAST_IN_MIX:

@@ -56,7 +56,7 @@ def test_the_overhead_is_no_more_than_first_tokens_took_however_many_are_late_at
     assert measuring.measured.overhead_s == pytest.approx(0.12)
 
 
-def test_a_mix_needs_sixteen_prompts_and_answers_of_the_last_thirty_seconds() -> None:
+def test_a_mix_needs_sixteen_prompts_and_answers_of_the_last_five_minutes() -> None:
     measuring = Measuring(0.05)
     for number in range(16):
         assert measuring.mix(15.0) is None
@@ -68,7 +68,19 @@ def test_a_mix_needs_sixteen_prompts_and_answers_of_the_last_thirty_seconds() ->
     assert mix is not None
     assert mix.answer_tokens == 17.5
     assert {prompt[1:] for prompt in mix.prompts} == {(Work(100, 5000.0), 150.0)}
-    assert measuring.mix(30.5) is None, "the first ones are too old"
+    assert measuring.mix(300.0) is not None
+    assert measuring.mix(300.5) is None, "the first ones are too old"
+
+
+def test_of_many_prompts_and_answers_those_of_half_a_minute_are_in_the_mix() -> None:
+    measuring = Measuring(0.05)
+    for tokens, at in ((100, 0.0), (200, 31.0)):
+        for _ in range(128):
+            measuring.sent(Work(tokens, 0.0), tokens, at)
+            measuring.answered(tokens, at)
+    mix = measuring.mix(31.0)
+    assert mix is not None
+    assert {(p.num_tokens, mix.answer_tokens) for p in mix.prompts} == {(200.0, 200.0)}
 
 
 def test_a_mix_has_prompts_by_size() -> None:

@@ -80,9 +80,9 @@ def test_the_worker_that_is_named_first_changes() -> None:
 
 def test_few_requests_say_nothing() -> None:
     fleet = Fleet(PREFILL, DECODE)
-    for _ in range(30):
+    for _ in range(60):
         fleet.run(0.25, LONG_ANSWERS)
-        fleet.run(3.0, QUIET)
+        fleet.run(20.0, QUIET)
     assert not fleet.changes
 
 
