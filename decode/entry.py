@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 
+from ..core.latency import time_per_output_token
 from ..core.messages import NodeRef, TokenChunk
 from ..core.request import Request
 from ..core.sequence import Sequence
@@ -51,6 +52,12 @@ class DecodeEntry:
             num_cached_tokens=self.num_cached_tokens if first else None,
             timeline=self.timeline if first else None,
         )
+
+    def time_per_output_token(self) -> float | None:
+        """Seconds from one token to the next so far, of those sampled here; None for fewer than two."""
+        num_tokens = self.sequence.num_known_output_tokens - len(self.request.output_token_ids)
+        first_at = self.timeline.stamps[Station.FIRST_TOKEN]
+        return time_per_output_token(0.0, (time.monotonic_ns() - first_at) / 1e9, num_tokens)
 
     def count_cached(self, num_cached_tokens: int) -> None:
         """Remember what was found in a cache when the request first got its blocks; of the prompt only."""

@@ -9,6 +9,7 @@ from ..core.config import SchedulerConfig
 from ..core.step_cost import StepCost, StepShape
 from ..core.tuner_event import TunerEvent
 from ..worker.tuning import Bounds
+from .aim import Aim
 from .scheduler import DecodeScheduler
 from .tuner import DecodeLoad, DecodeTuner, DecodeTunerConfig
 
@@ -36,6 +37,7 @@ class DecodePacing:
         low, high = config.token_budget_range or (0, 0)
         self._token_budget = config.token_budget
         self._is_budget_fixed = low == high
+        self._aim = Aim(config.tpot_target_s)
         self._shape = StepShape()  # of the last step
         self._prompts_per_s = 0.0
         self._launched_at = -math.inf
@@ -56,8 +58,9 @@ class DecodePacing:
         self._prompts_per_s = keep * self._prompts_per_s + shape.num_prompt_tokens / _RATE_S
         self._shape, self._launched_at = shape, now
 
-    def ended(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """A request has left with so many tokens."""
+    def ended(self, num_prompt_tokens: int, num_output_tokens: int, tpot_s: float | None) -> None:
+        """A request has left with so many tokens; each but the first took `tpot_s`, None where there is no other."""
+        self._aim.ended(tpot_s, self._shape.num_decodes)
         self._num_ends = min(self._num_ends + 1, _MEAN_ENDS)
         self._newcomer += (num_prompt_tokens + num_output_tokens / 2 - self._newcomer) / self._num_ends
         self._answer += (num_output_tokens - self._answer) / self._num_ends
@@ -74,6 +77,7 @@ class DecodePacing:
             prompts_per_s=self._prompts_per_s,
             answer=self._answer,
             newcomer=self._newcomer,
+            aim=self._aim.share,
         )
         events = self._tuner.update(now, cost, load)
         self._scheduler.max_running = self._tuner.max_running

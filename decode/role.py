@@ -185,7 +185,8 @@ class DecodeRole:
         chunk = entry.take(token_id)
         self._bench.counters["num_tokens_generated"] += 1
         if chunk.finish_reason is not None:
-            self._pacing.ended(entry.request.num_prompt_tokens, entry.sequence.num_known_output_tokens)
+            num_tokens = entry.sequence.num_known_output_tokens
+            self._pacing.ended(entry.request.num_prompt_tokens, num_tokens, entry.time_per_output_token())
             self._end(chunk.request_id)
             self._bench.reporter.report()  # before the client can come back with its next turn
         self._bench.tell(entry.gateway, chunk)

@@ -9,7 +9,7 @@ and below n those go that are there: s' is s. The two differ much where a few lo
 
 *The cap* is the largest B whose step stays within the TPOT target less a margin, and what may be lent to a burst:
 
-    step(B) / (1 - r) <= t + max(t - mean step of late, 0)      t = target * (1 - margin)
+    step(B) / (1 - r) <= t + max(t - mean step of late, 0)      t = target * aim * (1 - margin); aim: aim.py
                                                                 r = prompt tokens per second * per_prompt_token
 
 TPOT is a mean over an answer's life, while who waits for a place misses its TTFT for certain: steps may be longer than
@@ -21,7 +21,7 @@ the pool holds, with some head-room, for preemption computes twice.
 *The prompt budget* of a step is what the decodes that run now leave of the target, or what the mean over an answer of
 L tokens leaves of it, as one chunk makes the answer longer once:
 
-    max(target * (1 - margin) - step(running), L * BURST * (target * (1 - margin) - step(running) / (1 - r)))
+    max(t - step(running), L * BURST * (t - step(running) / (1 - r)))
     / per_prompt_token
 
 and without a target what doubles the step. Its lower bound keeps prompts moving however full the batch is.
@@ -43,6 +43,7 @@ _MEAN_S = 10.0  # running sequences and their context are averaged over
 _MOST_PROMPT_SHARE = 0.75  # of the time, that prompts can claim from the decodes
 _FULL = 0.8  # of the cap runs: then it is the cap that makes steps long
 _BURST = 0.25  # of what an answer may be late by, that one chunk of prompt may take
+_FULL_AIM = 0.995  # less is worth a word
 _POOL_SHARE = 0.95  # of the pool is filled by plan
 _LOOK_S = 0.1  # between two looks at what is wanted: steps are shorter
 
@@ -71,6 +72,7 @@ class DecodeLoad:
     prompts_per_s: float = 0.0  # prompt tokens that are computed here
     answer: float = 0.0  # output tokens of a request, on average; 0: not known yet
     newcomer: float = 0.0  # of a request that joins, on average over its life: prompt and half of the answer; 0: as now
+    aim: float = 1.0  # share of the target that steps are planned for (aim.py)
 
 
 class DecodeTuner:
@@ -134,14 +136,14 @@ class DecodeTuner:
         """The cap that should be, why, and whether the present one is used and eats into the margin."""
         context = self._context + load.growth
         newcomer = load.newcomer or context
-        cap, reason, is_late = self._cap_by_time(cost, context, newcomer, load.prompts_per_s)
+        cap, reason, is_late = self._cap_by_time(cost, context, newcomer, load)
         fitting = _Line(self._running, 0.0, context, newcomer).count(_POOL_SHARE * load.pool)
         if fitting < cap:
             return fitting, f"the pool holds {int(fitting)} sequences of {context:.0f} tokens", is_late
         return cap, reason, is_late
 
     def _cap_by_time(
-        self, cost: StepCost, context: float, newcomer: float, prompts_per_s: float
+        self, cost: StepCost, context: float, newcomer: float, load: DecodeLoad
     ) -> tuple[float, str, bool]:
         present_s, newcomer_s = (cost.per_decode_s + cost.per_context_s * tokens for tokens in (context, newcomer))
         target = self._config.tpot_target_s
@@ -150,16 +152,19 @@ class DecodeTuner:
             return knee, f"{KNEE_SHARE:.0%} of the greatest throughput needs {knee:.0f} sequences", False
         if (alone := cost.base_s + newcomer_s) > target:
             return knee, f"the {in_ms(target)} target cannot be held: one alone takes {in_ms(alone)}", False
-        free = _free(cost, prompts_per_s)
+        free = _free(cost, load.prompts_per_s)
         line = _Line(self._running, cost.base_s, present_s, newcomer_s)
-        within = target * (1 - self._config.margin)
+        aimed = target * load.aim
+        within = aimed * (1 - self._config.margin)
         lent = max(within - (self._step or within) / free, 0.0)
-        step, limit = line.total(self._cap.value) / free, target + lent
+        step, limit = line.total(self._cap.value) / free, aimed + lent
         relation = "over" if step > limit else "close to" if step > within + lent else "below"
         reason = f"predicted step {in_ms(step)} {relation} the {in_ms(target)} target"
+        if load.aim < _FULL_AIM:
+            reason += f", of which {load.aim:.0%} is aimed at for nine answers in ten to keep it"
         if lent:
             reason += f" and {in_ms(lent)} that late steps have left of it"
-        is_late = step > (within + target) / 2 + lent and self._running > _FULL * self._cap.value
+        is_late = step > (within + aimed) / 2 + lent and self._running > _FULL * self._cap.value
         return line.count((within + lent) * free), reason, is_late
 
     # ---- prompts in mixed steps ----------------------------------------------------------------------------------
@@ -172,7 +177,7 @@ class DecodeTuner:
         if target is None:
             left, reason = step, f"so much doubles a step of {in_ms(step)}"
         else:
-            within = target * (1 - self._config.margin)
+            within = target * load.aim * (1 - self._config.margin)
             mean = step / _free(cost, load.prompts_per_s)
             left = max(within - step, load.answer * _BURST * (within - mean))
             reason = f"decodes take {in_ms(step)} of the {in_ms(target)} target, {in_ms(mean)} with prompts"

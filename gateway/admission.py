@@ -159,8 +159,8 @@ class Admission:
         target = self._ttft_target_s
         if target is None or returning:
             return patient
-        # The answer must not come later than the target, so the last look before it decides.
-        deadline = entry.arrived_at + max(target - TICK_INTERVAL_S, target / 2)
+        # The answer must not come later than the target: the look before the last one decides, the last may be late.
+        deadline = entry.arrived_at + max(target - 2 * TICK_INTERVAL_S, target / 2)
         return _Bound(deadline, "deadline") if deadline < patient.at else patient
 
     @property

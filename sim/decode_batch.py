@@ -25,6 +25,7 @@ class BatchEntry:
     num_outputs: int  # tokens of the whole answer
     num_reported: int  # of them, to the gateway
     reported_at: float
+    first_token_at: float | None = None
     last_token_at: float | None = None
     num_cached_tokens: int | None = None
     expected_output: int = -1  # index of the output token that was sampled last outside of a decode step

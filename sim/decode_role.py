@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..core.config import SchedulerConfig
+from ..core.latency import time_per_output_token
 from ..core.lifecycle import Event, Phase
 from ..core.messages import AbortRequest, GenerateRequest, KVAbort, Message, NodeRef, RequestFailed, TokenChunk
 from ..core.queueing import Waiting
@@ -171,6 +172,8 @@ class SimDecodeRole:
         self._bench.num_tokens_generated += 1
         if entry.last_token_at is not None:
             self.gaps.add(now - entry.last_token_at, 1)
+        else:
+            entry.first_token_at = now
         entry.last_token_at = now
         if index + 1 == entry.num_outputs:
             self._finish(entry)
@@ -179,7 +182,9 @@ class SimDecodeRole:
 
     def _finish(self, entry: BatchEntry) -> None:
         self._batch.remove(entry, entry.num_prompt_tokens + entry.num_outputs)
-        self._pacing.ended(entry.num_prompt_tokens, entry.num_outputs)
+        began = self._bench.clock.now if entry.first_token_at is None else entry.first_token_at
+        tpot_s = time_per_output_token(0.0, self._bench.clock.now - began, entry.num_outputs)
+        self._pacing.ended(entry.num_prompt_tokens, entry.num_outputs, tpot_s)
         self._end(entry)
         self._bench.report()  # before the client can come back with its next turn
         self._tell_tokens(entry, entry.num_outputs, FinishReason.LENGTH)

@@ -15,7 +15,7 @@ def after_a_minute(config: SchedulerConfig, num_decodes: int = 20) -> DecodeSche
     pacing = DecodePacing(config, scheduler, pool_tokens=100_000)
     for second in range(60):
         pacing.launched(StepShape(num_decodes=num_decodes, decode_context=100 * num_decodes), float(second))
-        pacing.ended(80, 40)
+        pacing.ended(80, 40, 0.02)
         pacing.update(float(second), COST)
     return scheduler
 
