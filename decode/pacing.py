@@ -60,7 +60,7 @@ class DecodePacing:
 
     def ended(self, num_prompt_tokens: int, num_output_tokens: int, tpot_s: float | None) -> None:
         """A request has left with so many tokens; each but the first took `tpot_s`, None where there is no other."""
-        self._aim.ended(tpot_s, self._shape.num_decodes)
+        self._aim.ended(tpot_s, self._shape.num_decodes, self._scheduler.max_running)
         self._num_ends = min(self._num_ends + 1, _MEAN_ENDS)
         self._newcomer += (num_prompt_tokens + num_output_tokens / 2 - self._newcomer) / self._num_ends
         self._answer += (num_output_tokens - self._answer) / self._num_ends

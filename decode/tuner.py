@@ -9,7 +9,7 @@ and below n those go that are there: s' is s. The two differ much where a few lo
 
 *The cap* is the largest B whose step stays within the TPOT target less a margin, and what may be lent to a burst:
 
-    step(B) / (1 - r) <= t + max(t - mean step of late, 0)      t = target * aim * (1 - margin); aim: aim.py
+    step(B) / (1 - r) <= t + max(t - mean step of late, 0)      t = aim * target * (1 - margin); aim: aim.py
                                                                 r = prompt tokens per second * per_prompt_token
 
 TPOT is a mean over an answer's life, while who waits for a place misses its TTFT for certain: steps may be longer than
@@ -21,8 +21,7 @@ the pool holds, with some head-room, for preemption computes twice.
 *The prompt budget* of a step is what the decodes that run now leave of the target, or what the mean over an answer of
 L tokens leaves of it, as one chunk makes the answer longer once:
 
-    max(t - step(running), L * BURST * (t - step(running) / (1 - r)))
-    / per_prompt_token
+    max(t - step(running), L * BURST * (t - step(running) / (1 - r))) / per_prompt_token      t = target * (1 - margin)
 
 and without a target what doubles the step. Its lower bound keeps prompts moving however full the batch is.
 
@@ -177,7 +176,7 @@ class DecodeTuner:
         if target is None:
             left, reason = step, f"so much doubles a step of {in_ms(step)}"
         else:
-            within = target * load.aim * (1 - self._config.margin)
+            within = target * (1 - self._config.margin)
             mean = step / _free(cost, load.prompts_per_s)
             left = max(within - step, load.answer * _BURST * (within - mean))
             reason = f"decodes take {in_ms(step)} of the {in_ms(target)} target, {in_ms(mean)} with prompts"
