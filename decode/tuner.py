@@ -23,7 +23,8 @@ L tokens leaves of it, as one chunk makes the answer longer once:
 
     max(t - step(running), L * BURST * (t - step(running) / (1 - r))) / per_prompt_token      t = target * (1 - margin)
 
-and without a target what doubles the step. Its lower bound keeps prompts moving however full the batch is.
+and without a target what doubles the step. Its lower bound keeps prompts moving however full the batch is. It stays
+until steps with prompts have shown what those cost.
 
 A lower target never gives a higher cap: the wanted cap falls with the target, and a Setting moves monotonically with
 what is wanted. But a target that one sequence alone would miss is given up, and the cap is the knee: a batch of one
@@ -33,9 +34,9 @@ would keep everybody waiting and still miss it.
 import math
 from dataclasses import dataclass
 
-from ..core.step_cost import StepCost
+from ..core.step_cost import LEAST_SAMPLES, StepCost
 from ..core.tuner_event import TunerEvent
-from ..worker.tuning import KNEE_SHARE, Bounds, Setting, in_ms, is_trusted
+from ..worker.tuning import KNEE_SHARE, LEAST_GAIN, Bounds, Setting, in_ms, is_trusted
 
 _LIFE_S = 20.0  # steps are averaged over about an answer's life, for lending
 _MEAN_S = 10.0  # running sequences and their context are averaged over
@@ -109,7 +110,7 @@ class DecodeTuner:
         if self._cap.may_change(now):
             wanted, reason, is_late = self._wanted_cap(cost, load)
             events.append(self._cap.towards(wanted, reason, now, is_late=is_late))
-        if self._prompts.may_change(now):
+        if self._prompts.may_change(now) and cost.num_prompt_samples >= LEAST_SAMPLES:
             events.append(self._prompts.towards(*self._wanted_prompts(cost, load), now))
         return [event for event in events if event is not None]
 
@@ -154,13 +155,14 @@ class DecodeTuner:
         free = _free(cost, load.prompts_per_s)
         line = _Line(self._running, cost.base_s, present_s, newcomer_s)
         aimed = target * load.aim
-        within = aimed * (1 - self._config.margin)
+        # Below what is hardly longer than the step of one alone, fewer gain nothing.
+        least = min((1 + LEAST_GAIN) * alone / free, target)
+        within = max(aimed * (1 - self._config.margin), least)
+        aimed = max(aimed, within)
         lent = max(within - (self._step or within) / free, 0.0)
         step, limit = line.total(self._cap.value) / free, aimed + lent
         relation = "over" if step > limit else "close to" if step > within + lent else "below"
-        reason = f"predicted step {in_ms(step)} {relation} the {in_ms(target)} target"
-        if load.aim < _FULL_AIM:
-            reason += f", of which {load.aim:.0%} is aimed at for nine answers in ten to keep it"
+        reason = f"predicted step {in_ms(step)} {relation} {_in_words(aimed, target)}"
         if lent:
             reason += f" and {in_ms(lent)} that late steps have left of it"
         is_late = step > (within + aimed) / 2 + lent and self._running > _FULL * self._cap.value
@@ -181,6 +183,12 @@ class DecodeTuner:
             left = max(within - step, load.answer * _BURST * (within - mean))
             reason = f"decodes take {in_ms(step)} of the {in_ms(target)} target, {in_ms(mean)} with prompts"
         return left / max(cost.per_prompt_token_s, 1e-12), reason
+
+
+def _in_words(aimed: float, target: float) -> str:
+    share = aimed / target
+    text = f"the {in_ms(target)} target"
+    return text if share > _FULL_AIM else f"{in_ms(aimed)}, {share:.0%} of {text}"
 
 
 def _free(cost: StepCost, prompts_per_s: float) -> float:

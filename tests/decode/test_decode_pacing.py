@@ -7,7 +7,7 @@ from baton.core.step_cost import StepCost, StepShape
 from baton.decode.pacing import DecodePacing
 from baton.decode.scheduler import DecodeScheduler
 
-COST = StepCost(0.030, 0.001, 0.0, 0.002, 0.0, num_samples=1000, relative_error=0.05)
+COST = StepCost(0.030, 0.001, 0.0, 0.002, 0.0, num_samples=1000, relative_error=0.05, num_prompt_samples=1000)
 
 
 def after_a_minute(config: SchedulerConfig, num_decodes: int = 20) -> DecodeScheduler:

@@ -13,7 +13,7 @@ from baton.worker.step_cost_learner import StepCostLearner
 from baton.worker.tuning import Bounds, forced
 
 # At 1000 tokens of context: 10 ms, and 2 ms for each sequence. A prompt token takes 0.1 ms.
-COST = StepCost(10e-3, 1e-4, 0.0, 1e-3, 1e-6, num_samples=100, relative_error=0.05)
+COST = StepCost(10e-3, 1e-4, 0.0, 1e-3, 1e-6, num_samples=100, relative_error=0.05, num_prompt_samples=100)
 POOL = 10**6
 
 
@@ -79,6 +79,26 @@ def test_the_pool_bounds_the_cap() -> None:
     events = tuner.update(0.0, COST, load(8, pool=16_900))
     assert events[0].reason == "the pool holds 16 sequences of 1000 tokens"
     assert tuner.max_running == 16
+
+
+def test_a_target_that_one_alone_nearly_misses_is_not_chased_down_to_a_batch_of_one() -> None:
+    """One alone takes 54.5 ms of the 60, and answers were late: 1.1 times that is aimed at, not 0.7 * 60 ms."""
+    cost = StepCost(53.5e-3, 1e-4, 0.0, 1e-3, 0.0, num_samples=100, relative_error=0.05)
+    busy = DecodeLoad(16, 1600, 0.0, POOL, aim=0.7)
+    assert settled(make(target=0.060, cap=16), cost, busy).max_running == 6
+
+
+def test_the_reason_names_what_the_step_is_compared_with() -> None:
+    busy = DecodeLoad(40, 4000, 0.0, POOL, aim=0.8)
+    events = make(target=0.050, cap=40).update(0.0, COST, busy)
+    assert [str(e) for e in events if e.what == "cap"] == [
+        "cap 40 -> 27: predicted step 54 ms over 40 ms, 80% of the 50 ms target"
+    ]
+
+
+def test_prompts_stay_as_they_are_until_it_is_known_what_they_cost() -> None:
+    cost = StepCost(10e-3, 1e-6, 0.0, 1e-3, 0.0, num_samples=100, relative_error=0.05, num_prompt_samples=29)
+    assert settled(make(prompts=64), cost, load(8)).prompt_budget == 64
 
 
 def test_prompts_get_what_the_decodes_leave_of_the_target() -> None:
