@@ -44,25 +44,27 @@ def _describe(worker: Worker, transports: dict[str, str], backlog: Mapping[Role,
     }
 
 
-def describe_tuning(workers: Sequence[Worker]) -> list[dict[str, object]]:
-    """One entry a worker, by name. `step_cost`, `steps`: see core/step_cost.py; events: newest last, `at` in seconds of
-    the worker's own clock."""
+def describe_tuning(workers: Sequence[Worker], epoch: float) -> list[dict[str, object]]:
+    """One entry a worker, by name. `step_cost`, `steps`: see core/step_cost.py; `is_learned`: tuners and the router go
+    by the cost. Events: newest last, `at` in seconds since 1970; `epoch` is when the gateway's clock was 0.
+    """
     return [
         {
             "id": worker.info.ref.node_id,
             "settings": worker.status.settings,
-            "step_cost": _fields(worker.status.step_cost),
-            "steps": _fields(worker.status.steps),
+            "is_learned": worker.status.step_cost is not None and worker.status.step_cost.is_trusted,
+            "step_cost": _fields(worker.status.step_cost) if worker.status.step_cost else None,
+            "steps": _fields(worker.status.steps) if worker.status.steps else None,
             "num_events": worker.num_tuner_events,
-            "events": [_fields(event) for event in worker.tuner_events],
+            "events": [{**_fields(event), "at": round(epoch + event.at, 3)} for event in worker.tuner_events],
         }
         for worker in sorted(workers, key=_by_name)
         if worker.status is not None
     ]
 
 
-def _fields(struct: msgspec.Struct | None) -> dict[str, object] | None:
-    return None if struct is None else {name: getattr(struct, name) for name in struct.__struct_fields__}
+def _fields(struct: msgspec.Struct) -> dict[str, object]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
 def _by_name(worker: Worker) -> str:

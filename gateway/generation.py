@@ -21,6 +21,7 @@ class Unavailable(RequestError):
     def __init__(self, message: str, status: int = 503, retry_after: int | None = None):
         super().__init__(message, None, {429: "overloaded", 503: "unavailable"}.get(status, "worker_failed"), status)
         self.retry_after = retry_after
+        self.headers: dict[str, str] = {}  # of the answer that tells of it
 
 
 @dataclass

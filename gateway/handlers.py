@@ -1,6 +1,7 @@
 """HTTP handlers: what each path does. Errors are raised and become OpenAI error objects in `middleware.py`."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -12,6 +13,7 @@ from ..core.messages import FlushCache, Flushed, LedgerQuery, LedgerReport
 from ..core.timeline import Station, Timeline
 from .fleet import describe_fleet, describe_tuning
 from .gateway import Gateway
+from .generation import Unavailable
 from .middleware import request_id, shown_request_id
 from .openai_api import ParsedRequest
 from .openai_format import ChatFormat, CompletionFormat, encode_json
@@ -129,6 +131,9 @@ class Handlers:
             body = await response.whole()
             headers = {"Server-Timing": spell_timing(response.timeline)} | response.queue_headers
             return web.Response(body=body, content_type="application/json", headers=headers)
+        except Unavailable as error:
+            error.headers = response.queue_headers
+            raise
         finally:
             response.close()
 
@@ -184,7 +189,9 @@ class Handlers:
     async def tuner(self, request: web.Request) -> web.StreamResponse:
         """What each worker has learned of its steps, the settings it runs with, and why they are what they are."""
         await self._gateway.cluster.ask_all(LedgerQuery)  # as for /workers
-        return _json({"workers": describe_tuning(list(self._gateway.membership.workers.values()))})
+        config, workers = self._gateway.config, list(self._gateway.membership.workers.values())
+        targets = {"ttft_s": config.ttft_target_s, "tpot_s": config.tpot_target_s}
+        return _json({"targets": targets, "workers": describe_tuning(workers, time.time() - time.monotonic())})
 
     async def ledger(self, request: web.Request) -> web.StreamResponse:
         """Who owns the blocks of each worker, and what is in flight here; idle when nothing is, anywhere."""

@@ -56,8 +56,10 @@ def errors_as_json(metrics: Metrics) -> Middleware:
 
 def _error_response(error: RequestError) -> web.Response:
     headers = {}
-    if isinstance(error, Unavailable) and error.retry_after is not None:
-        headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, Unavailable):
+        headers |= error.headers
+        if error.retry_after is not None:
+            headers["Retry-After"] = str(error.retry_after)
     body = encode_json(error_of(error))
     return web.Response(body=body, status=error.status, content_type="application/json", headers=headers)
 

@@ -85,8 +85,10 @@ class Response:
     def queue_headers(self) -> dict[str, str]:
         """Where it stood in the queue when it came (0: nowhere, it was sent out at once), and what was expected then.
 
-        With how long it has waited, once that is over.
+        With how long it has waited, once that is over. Nothing when it was not even let into the queue.
         """
+        if not self._choices:
+            return {}
         place = self._first_place or Place(0, 0.0)
         headers = {"X-Queue-Position": str(place.position)}
         if place.start_s is not None:

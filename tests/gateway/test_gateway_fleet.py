@@ -36,14 +36,14 @@ def test_both_ends_of_a_pair_show_its_transport(world_module):
 
 def test_a_tuner_tells_what_it_learned_what_it_chose_and_why(world_module):
     d = Worker(world_module.worker_info("decode-0", Role.DECODE), 0.0)
-    assert describe_tuning([d]) == []  # it has not said anything yet
+    assert describe_tuning([d], 0.0) == []  # it has not said anything yet
     cost = StepCost(0.01, 0.001, 0.0, 0.002, 0.0, num_samples=40, relative_error=0.1)
     d.status = msgspec.structs.replace(STATUS, step_cost=cost, settings={"cap": 9})
     d.tuner_events.append(TunerEvent(5.0, "cap", 12, 9, "predicted step 61 ms over the 50 ms target"))
     d.num_tuner_events = 1
-    [entry] = describe_tuning([d])
-    assert entry["settings"] == {"cap": 9}
+    [entry] = describe_tuning([d], 1000.0)
+    assert (entry["settings"], entry["is_learned"]) == ({"cap": 9}, True)
     assert (entry["step_cost"]["per_decode_s"], entry["step_cost"]["num_samples"]) == (0.002, 40)
     assert entry["events"] == [
-        {"at": 5.0, "what": "cap", "old": 12, "new": 9, "reason": "predicted step 61 ms over the 50 ms target"}
+        {"at": 1005.0, "what": "cap", "old": 12, "new": 9, "reason": "predicted step 61 ms over the 50 ms target"}
     ]

@@ -132,6 +132,7 @@ def test_past_the_target_is_a_plain_429_in_time(in_world: Any, world_module: Any
             async with world.post("/v1/completions", body) as response:
                 assert response.status == 429
                 assert int(response.headers["Retry-After"]) >= 1
+                assert response.headers["X-Queue-Position"] == "1"
                 message = (await response.json())["error"]["message"]
                 assert "300 ms target" in message
         decode.finish(decode.request_id)
