@@ -240,8 +240,7 @@ class Admission:
         """Seconds until a new request can expect credit."""
         rate = self._rate(now, is_batch=is_batch)
         if rate is None:
-            self._forget_old_releases(now)
-            rate = len(self._releases) / _RATE_WINDOW_S
+            rate = sum(1 for at in self._releases if now - at <= _RATE_WINDOW_S) / _RATE_WINDOW_S
         if rate == 0:
             return math.ceil(min(self._max_queue_delay_s, _RATE_WINDOW_S)) or _SHORTEST_RETRY_S
         num_before = len(self._queue) if is_batch else self._num_interactive
@@ -250,15 +249,19 @@ class Admission:
     def _rate(self, now: float, *, is_batch: bool) -> float | None:
         """Credits given back per second while somebody waited: while nobody did, they say nothing of what the workers
         can do. For interactive requests it must have been one of them: batch ones leave room that they could have
-        used. None: too few.
+        used. Of the last seconds, or where the workers are slow of as long as the last few took. None: too few.
         """
         began = min(self._since.values(), default=None) if is_batch else self._since.get(False)
         if began is None:
             return None
         since = max(began, now - _RATE_WINDOW_S)
         num_releases = sum(1 for at in self._releases if at > since)
-        return num_releases / (now - since) if num_releases >= _LEAST_RELEASES and now > since else None
+        if num_releases < _LEAST_RELEASES:
+            starts = [began, *(at for at in self._releases if at > began)]  # a release ends where the next one starts
+            since = starts[-_LEAST_RELEASES - 1] if len(starts) > _LEAST_RELEASES else now
+            num_releases = _LEAST_RELEASES
+        return num_releases / (now - since) if now > since else None
 
     def _forget_old_releases(self, now: float) -> None:
-        while self._releases and now - self._releases[0] > _RATE_WINDOW_S:
+        while len(self._releases) > _LEAST_RELEASES + 1 and now - self._releases[0] > _RATE_WINDOW_S:
             self._releases.popleft()

@@ -150,6 +150,18 @@ def test_the_rate_is_that_of_a_queue_that_waits() -> None:
     assert place.start_s == pytest.approx(2.0)
 
 
+def test_a_slow_queue_moves_as_fast_as_its_last_few_places_came_free() -> None:
+    admission = with_worker()
+    admission.enqueue(Waiting("a", 0.0))
+    released(admission, 8.0, 16.0)
+    assert admission.place("a", 20.0) == Place(1, None)
+    released(admission, 24.0)
+    assert admission.place("a", 24.5) == Place(1, pytest.approx(24.5 / 3))
+    released(admission, 36.0)
+    assert admission.place("a", 40.0) == Place(1, pytest.approx(32 / 3))  # three since 8.0
+    assert admission.retry_after(40.0) == 22  # two places
+
+
 def test_retry_after_follows_the_rate_of_releases() -> None:
     admission = with_worker(max_queue=100)
     released(admission, *(0.5 * number for number in range(20)))  # two a second over the last ten seconds
