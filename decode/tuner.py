@@ -36,7 +36,7 @@ from dataclasses import dataclass
 
 from ..core.step_cost import LEAST_SAMPLES, StepCost
 from ..core.tuner_event import TunerEvent
-from ..worker.tuning import KNEE_SHARE, LEAST_GAIN, Bounds, Setting, in_ms, is_trusted
+from ..worker.tuning import KNEE_SHARE, LEAST_GAIN, Bounds, Setting, in_ms
 
 _LIFE_S = 20.0  # steps are averaged over about an answer's life, for lending
 _MEAN_S = 10.0  # running sequences and their context are averaged over
@@ -100,7 +100,7 @@ class DecodeTuner:
     def update(self, now: float, cost: StepCost, load: DecodeLoad) -> list[TunerEvent]:
         """Change the settings where that gains enough; what changed."""
         elapsed = self._average(now, load)
-        if not is_trusted(cost) or self._context == 0.0:
+        if not cost.is_trusted or self._context == 0.0:
             return []
         self._average_step(elapsed, cost)
         if now - self._looked_at < _LOOK_S:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from ..core.step_cost import StepCost, chunk_products
 from ..core.tuner_event import TunerEvent
-from ..worker.tuning import KNEE_SHARE, Bounds, Setting, is_trusted
+from ..worker.tuning import KNEE_SHARE, Bounds, Setting
 from .judgement import Judgement
 from .replay import ReplayRules, SeenPrompt
 
@@ -97,7 +97,7 @@ class PrefillTuner:
         self._judged_at = now
         self._backlogs.append((now, num_waiting_tokens))
         del self._prompts[: -self._num_recent(now)]
-        if not is_trusted(cost) or len(self._prompts) < _ENOUGH_PROMPTS:
+        if not cost.is_trusted or len(self._prompts) < _ENOUGH_PROMPTS:
             return []
         if self._config.ttft_target_s is None:
             return self._to_the_knee(now, cost)

@@ -53,7 +53,7 @@ class StepWatch:
 
     @property
     def cost(self) -> StepCost:
-        """What a step costs, as far as it is known; see `worker.tuning.is_trusted`."""
+        """What a step costs, as far as it is known; see `StepCost.is_trusted`."""
         now = self._clock()
         if now - self._solved_at >= _COST_AGE_S:
             self._cost, self._solved_at = self._learner.cost, now

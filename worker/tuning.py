@@ -1,9 +1,8 @@
-"""What both tuners share: a setting that moves slowly and says why, and when a cost model is to be believed. Pure."""
+"""What both tuners share: a setting that moves slowly and says why. Pure."""
 
 import math
 from dataclasses import dataclass, field
 
-from ..core.step_cost import StepCost
 from ..core.tuner_event import TunerEvent
 
 LEAST_GAIN = 0.1  # a change must be predicted to gain so much; less is noise
@@ -68,11 +67,6 @@ class Setting:
             return None
         self._changed_at = now
         return TunerEvent(now, self.what, old, self.value, reason)
-
-
-def is_trusted(cost: StepCost) -> bool:
-    """It was learned from enough steps and predicts them roughly: until then tuners keep their defaults."""
-    return cost.is_trusted
 
 
 def in_ms(seconds: float) -> str:

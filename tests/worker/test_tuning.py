@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from baton.core.step_cost import StepCost
 from baton.core.tuner_event import TunerEvent
-from baton.worker.tuning import Bounds, Setting, forced, in_ms, is_trusted
+from baton.worker.tuning import Bounds, Setting, forced, in_ms
 
 
 def test_it_moves_when_the_gain_is_large_enough_and_says_why() -> None:
@@ -64,9 +64,9 @@ def test_a_constant_wish_is_followed_without_oscillation(value: int, wanted: flo
 
 
 def test_costs_are_trusted_when_many_steps_taught_them() -> None:
-    assert is_trusted(StepCost(1, 1, 1, 1, 1, num_samples=30, relative_error=0.3))
-    assert not is_trusted(StepCost(1, 1, 1, 1, 1, num_samples=29, relative_error=0.3))
-    assert not is_trusted(StepCost(1, 1, 1, 1, 1, num_samples=30, relative_error=0.6))
+    assert StepCost(1, 1, 1, 1, 1, num_samples=30, relative_error=0.3).is_trusted
+    assert not StepCost(1, 1, 1, 1, 1, num_samples=29, relative_error=0.3).is_trusted
+    assert not StepCost(1, 1, 1, 1, 1, num_samples=30, relative_error=0.6).is_trusted
 
 
 def test_milliseconds_for_people() -> None:
