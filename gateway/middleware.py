@@ -55,7 +55,7 @@ def errors_as_json(metrics: Metrics) -> Middleware:
 
 
 def _error_response(error: RequestError) -> web.Response:
-    headers = {}
+    headers: dict[str, str] = {}
     if isinstance(error, Unavailable):
         headers |= error.headers
         if error.retry_after is not None:
