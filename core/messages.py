@@ -111,6 +111,9 @@ class Beat(_Wire, frozen=True):
     num_steps: int  # forward passes so far: alive but stuck shows as a number that stands still
 
 
+STATUS_INTERVAL_S = 0.05  # between two of one worker, at least, while it is busy
+
+
 class Status(_Wire, frozen=True):
     """A worker's load after a step that changed it; the router and /metrics read it."""
 

@@ -13,15 +13,14 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # the client left or cancelled
 
 
-NUM_PRIORITIES = 5
 DEFAULT_PRIORITY = 2  # the middle
 
 
 class Urgency(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Who is served before whom, the same in the gateway and in both kinds of worker (core/queueing.py).
 
-    `priority` 0 is the highest of NUM_PRIORITIES. `key` names who shares fairly: a digest of the client's API key.
-    `is_batch`: it takes what interactive requests leave.
+    `priority` 0 is the highest, twice DEFAULT_PRIORITY the lowest. `key` names who shares fairly: a digest of the
+    client's API key. `is_batch`: it takes what interactive requests leave.
     """
 
     priority: int = DEFAULT_PRIORITY

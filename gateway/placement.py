@@ -2,7 +2,7 @@
 
 import math
 
-from ..core.messages import NodeRef, Role, WorkerInfo
+from ..core.messages import STATUS_INTERVAL_S, NodeRef, Role, WorkerInfo
 from ..core.timeline import Timeline
 from ..radix_cache.index import PrefixIndexes
 from .admission import Admission
@@ -17,7 +17,6 @@ from .router import Route, Router
 from .ways import Candidate
 
 PAUSE_S = 0.5
-STATUS_INTERVAL_S = 0.05  # workers say how they are so often at most
 
 
 class Placement:

@@ -178,7 +178,7 @@ class PrefillRole:
         sequence, blocks, share = entry.sequence, self._bench.blocks, self._bench.share
         if share.has_both_roles:  # to know it costs a search
             num_held = sum(e.num_own_blocks for e in self._entries.values())
-            if not share.may_hold(num_held, blocks.num_uncached(sequence)):
+            if not share.may_hold(num_held, blocks.num_uncached_blocks(sequence)):
                 return False
         if not blocks.acquire(sequence, sequence.num_tokens, BlockState.RESERVED):
             return False

@@ -114,6 +114,9 @@ def fleet(options: argparse.Namespace) -> FleetConfig:
         overlaps=not options.no_overlap,
         max_queue=options.max_queue,
         max_queue_delay_s=options.max_queue_delay,
+        # As `serve` gives them to both: a gateway with targets refuses who would be late.
+        ttft_target_s=options.ttft / 1000 if options.tune and options.ttft else None,
+        tpot_target_s=options.tpot / 1000 if options.tune and options.tpot else None,
     )
 
 

@@ -8,13 +8,12 @@ what comes in meanwhile is read after it. A role's step is a generator of the ti
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from ..core.messages import Message, NodeRef, Role, SetRoles, Status
+from ..core.messages import STATUS_INTERVAL_S, Message, NodeRef, Role, SetRoles, Status
+from ..worker.settings import settings_of
 from .answers import Answers
 from .decode_role import SimDecodeRole
 from .prefill_role import SimPrefillRole
 from .workbench import SimWorkbench, WorkerParts
-
-STATUS_INTERVAL_S = 0.05  # as worker/worker.py
 
 
 class SimRole(Protocol):
@@ -137,6 +136,7 @@ class SimWorker:
 
     def _status(self) -> Status:
         bench, both = self.bench, self._both
+        drivers: dict[Role, SimRole] = {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
         states, num_sent = bench.blocks.cache.pool.counts(), bench.network.wire(bench.ref).bytes_sent
         return Status(
             num_waiting=sum(role.num_waiting for role in both),
@@ -156,15 +156,6 @@ class SimWorker:
             num_handover_failures=0,
             step_cost=bench.steps.learned,
             steps=bench.steps.totals,
-            settings=self._settings(),
+            settings=settings_of({role: drivers[role].settings for role in self.roles}),
             roles=self.roles,
         )
-
-    def _settings(self) -> dict[str, int]:
-        """As worker/worker.py: of the roles in the mask; a name that both have gets its role's in front."""
-        settings: dict[str, int] = {}
-        for name in self.roles:
-            role = self.prefill if name is Role.PREFILL else self.decode
-            for what, value in role.settings.items():
-                settings[f"{name} {what}" if what in settings else what] = value
-        return settings

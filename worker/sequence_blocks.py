@@ -88,11 +88,10 @@ class SequenceBlocks:
         self.cache.release(handle)
         return lacking
 
-    def num_uncached(self, sequence: Sequence) -> int:
-        """Blocks of its tokens that `acquire` would have to allocate."""
-        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.num_tokens - 1)
-        self.cache.release(handle)
-        return self._num_blocks(sequence.num_tokens) - len(handle.block_ids)
+    def num_uncached_blocks(self, sequence: Sequence) -> int:
+        """Blocks that a sequence without any would be allocated for the tokens it has."""
+        num_cached = sequence.num_tokens - self.num_uncached_tokens(sequence)
+        return self._num_blocks(sequence.num_tokens) - num_cached // self._block_size
 
     def is_being_computed(self, sequence: Sequence, others: Iterable[Sequence]) -> bool:
         """Does one of `others` compute the next block of this sequence right now? Waiting saves computing it twice.

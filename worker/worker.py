@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from ..core.errors import ConfigurationError
 from ..core.messages import (
+    STATUS_INTERVAL_S,
     CacheSnapshotQuery,
     Drain,
     FlushCache,
@@ -29,12 +30,12 @@ from ..core.messages import (
 from ..transfer.channels import Incoming
 from .membership import Changes, Membership
 from .role import WorkerRole
+from .settings import settings_of
 from .workbench import Workbench
 
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_S = 0.2  # a bound on how late a lease or a signal is noticed while nothing arrives
-STATUS_INTERVAL_S = 0.05
 SILENCE_BEFORE_WARNING_S = 10.0
 
 
@@ -190,21 +191,13 @@ class Worker:
             num_running=sum(role.num_running for role in roles),
             num_waiting_tokens=sum(role.num_waiting_tokens for role in roles),
             num_preemptions=sum(role.num_preemptions for role in roles),
-            settings=self._settings(),
+            settings=settings_of({role: self._roles[role].settings for role in self._mask}),
             peers=self._membership.peers,
             roles=self._mask,
         )
         if status != self._last_status:
             self._bench.channels.broadcast_gateways(status)
             self._last_status, self._last_status_at = status, now
-
-    def _settings(self) -> dict[str, int]:
-        """Of the roles in the mask; a name that both have gets its role's in front for the second."""
-        settings: dict[str, int] = {}
-        for role in self._mask:
-            for name, value in self._roles[role].settings.items():
-                settings[f"{role} {name}" if name in settings else name] = value
-        return settings
 
     def _drain_roles(self) -> None:
         for role in self._roles.values():
