@@ -20,7 +20,7 @@ import msgspec
 
 from .cache_events import CacheEvent
 from .ledger import Ledger
-from .request import FinishReason, Request, Urgency
+from .request import FinishReason, Request, TokenLogprobs, Urgency
 from .step_cost import StepCost, StepTotals
 from .timeline import Timeline
 from .tuner_event import TunerEvent
@@ -194,14 +194,19 @@ class PrefillRequest(_Wire, frozen=True):
 
 
 class AbortRequest(_Wire, frozen=True):
+    """`choice`: only this one is not wanted any more; None: none of them."""
+
     request_id: str
     reason: str
+    choice: int | None = None
 
 
 class TokenChunk(_Wire, frozen=True):
     """Tokens `[index, index + len(token_ids))` of the output of one choice.
 
-    `num_cached_tokens` and `timeline` come with the first chunk, `finish_reason` with the last.
+    `num_cached_tokens` and `timeline` come with the first chunk of each choice, `finish_reason` with the last.
+    `logprobs`, when asked for: one for each of `token_ids`. `prompt_logprobs`, when asked for: with the first chunk of
+    the first choice, one for each prompt token but the first.
     """
 
     request_id: str
@@ -211,6 +216,8 @@ class TokenChunk(_Wire, frozen=True):
     finish_reason: FinishReason | None = None
     num_cached_tokens: int | None = None  # prompt tokens that no worker computed for this request
     timeline: Timeline | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class RequestFailed(_Wire, frozen=True):
