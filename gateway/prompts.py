@@ -33,10 +33,16 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One prompt, ready to be sent: `sampling` has its max_tokens and the model's end-of-sequence tokens."""
+    """One prompt, ready to be sent: `sampling` has its max_tokens and the model's end-of-sequence tokens.
+
+    `num_prompt_logprobs` as in core's Request. `echo`: the text that every answer begins with, "" none.
+    """
 
     token_ids: list[int]
     sampling: SamplingParams
+    num_prompt_logprobs: int | None = None
+    echo: str = ""
+    num_prompt_logprobs: int | None = None  # as in core.request.Request
 
 
 class PromptBuilder:
