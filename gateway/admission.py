@@ -169,11 +169,16 @@ class Admission:
 
     # ---- what is to be expected --------------------------------------------------------------------------------------
 
-    def release(self, request_id: str, now: float) -> None:
-        """Its credit is free. Raises LocalProtocolError when it holds none."""
-        self.credits.release(request_id, now)
-        self._releases.append(now)
-        self._forget_old_releases(now)
+    def release(self, request_id: str, now: float, *, was_served: bool = True) -> None:
+        """Its credit is free. Raises LocalProtocolError when it holds none.
+
+        `was_served`: its worker gave an answer for it. What was refused there, or was on a worker that died, says
+        nothing of how fast places become free.
+        """
+        self.credits.release(request_id, now, was_served=was_served)
+        if was_served:
+            self._releases.append(now)
+            self._forget_old_releases(now)
 
     def place(self, request_id: str, now: float) -> Place | None:
         """Where it stands, at most some tenths of a second ago; None when it does not wait."""

@@ -5,11 +5,16 @@ AHEAD_S as things go, so that their prompts are computed meanwhile, and no more 
 that is to come (growth.py). At present there must also be a block for each of the others to go on with, or the worker
 lets the newcomer wait. Who is sent too early waits there, where nothing is known of its deadline.
 
+A request for several choices of one prompt holds its full blocks once, and of its own for each choice the last one and
+what they grow by. It waits until there are places for all of them; alone it may have everything, and its choices then
+take turns.
+
 Interactive requests look at each other only: what batch requests hold makes way for them, by preemption. Batch
 requests look at all, and leave 1/LEFT_FREE of places and blocks for whoever comes next.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,17 +32,18 @@ _REVIEW_TOKENS = 32  # of progress, after which an answer's length is predicted 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
     """What a request needs: `num_tokens` of prompt and answer so far, of which `num_generated` are answer; at most
-    `max_tokens` of answer in all."""
+    `max_tokens` of answer in all. `num_choices` answers of that length, when none of them has begun."""
 
     num_tokens: int
     num_generated: int
     max_tokens: int
     is_batch: bool = False
+    num_choices: int = 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Held:
-    """One request in flight."""
+    """One choice in flight. The tokens in blocks that it shares with its siblings are counted in one of them."""
 
     worker: NodeRef
     num_tokens: int
@@ -46,6 +52,8 @@ class _Held:
     is_batch: bool
     length: int  # predicted, of the answer
     review_at: int  # tokens of answer
+    num_shared: int  # of num_tokens
+    siblings: "list[_Held]"  # all in flight of one request, itself too
 
     @property
     def needs(self) -> tuple[int, int]:
@@ -77,10 +85,14 @@ class _Credit:
             num_held -= self.num_batch
         elif num_held:  # one alone may have all
             places, blocks = (max(total - -(-total // LEFT_FREE), 1) for total in (places, blocks))
-        if num_held >= places:
+        num_choices = ask.num_choices if num_held else 1
+        if num_held + min(num_choices, places) > places:
             return False
         peak = self._peak(ask.is_batch)
-        now_blocks = peak.blocks_now_with(ask.num_tokens) + num_held
+        if num_choices > 1:
+            others = [(ask.num_tokens % self.block_size, remaining)] * (num_choices - 1)
+            peak = Peak([*self._needs(ask.is_batch), *others], self.block_size)
+        now_blocks = peak.blocks_now_with(ask.num_tokens) + num_held + num_choices - 1
         return max(peak.blocks_with(ask.num_tokens, remaining), now_blocks) <= blocks
 
     def _places(self, now: float) -> int:
@@ -105,9 +117,11 @@ class _Credit:
 
     def _peak(self, with_batch: bool) -> Peak:
         if with_batch not in self._peaks:
-            needs = [held.needs for held in self.held.values() if with_batch or not held.is_batch]
-            self._peaks[with_batch] = Peak(needs, self.block_size)
+            self._peaks[with_batch] = Peak(self._needs(with_batch), self.block_size)
         return self._peaks[with_batch]
+
+    def _needs(self, with_batch: bool) -> list[tuple[int, int]]:
+        return [held.needs for held in self.held.values() if with_batch or not held.is_batch]
 
 
 class Credits:
@@ -140,17 +154,29 @@ class Credits:
         remaining = self._lengths.remaining(ask.num_generated, ask.max_tokens)
         return [ref for ref, credit in self._credits.items() if credit.covers(ask, remaining, now)]
 
-    def take(self, request_id: str, ref: NodeRef, ask: Ask, now: float) -> None:
-        """Raises LocalProtocolError when the request holds credit already or the worker has none for it."""
+    def take(self, request_id: str, ref: NodeRef, ask: Ask, now: float, others: Sequence[str] = ()) -> None:
+        """For one choice, and for `others` of the same request; each is given back by itself.
+
+        Raises LocalProtocolError when the request holds credit already or the worker has none for it.
+        """
         credit = self._credits.get(ref)
         remaining = self._lengths.remaining(ask.num_generated, ask.max_tokens)
         if request_id in self._held or credit is None or not credit.covers(ask, remaining, now):
             raise LocalProtocolError(f"no credit for request {request_id} on {ref.node_id}")
+        assert ask.num_choices == 1 + len(others)
         length = ask.num_generated + remaining
         review_at = min(ask.num_generated + _REVIEW_TOKENS, length)
-        held = _Held(ref, ask.num_tokens, ask.num_generated, ask.max_tokens, ask.is_batch, length, review_at)
-        self._held[request_id] = credit.held[request_id] = held
-        credit.num_batch += ask.is_batch
+        num_own = ask.num_tokens % credit.block_size
+        siblings: list[_Held] = []
+        for choice_id in (request_id, *others):
+            num_shared = 0 if siblings else ask.num_tokens - num_own
+            held = _Held(
+                ref, num_shared + num_own, ask.num_generated, ask.max_tokens, ask.is_batch, length, review_at,
+                num_shared, siblings,
+            )  # fmt: skip
+            siblings.append(held)
+            self._held[choice_id] = credit.held[choice_id] = held
+            credit.num_batch += ask.is_batch
         credit.changed()
 
     def generated(self, request_id: str, num_tokens: int) -> None:
@@ -166,15 +192,23 @@ class Credits:
         if (credit := self._credits.get(held.worker)) is not None:
             credit.grown(num_tokens)
 
-    def release(self, request_id: str, now: float) -> None:
-        """Raises LocalProtocolError when the request holds no credit: it is given back exactly once."""
+    def release(self, request_id: str, now: float, *, was_served: bool = True) -> None:
+        """Raises LocalProtocolError when the request holds no credit: it is given back exactly once.
+
+        `was_served`: it has been answered, so that places become free at that rate.
+        """
         held = self._held.pop(request_id, None)
         if held is None:
             raise LocalProtocolError(f"request {request_id} holds no credit to give back")
+        held.siblings.remove(held)
+        if held.siblings:
+            held.siblings[0].num_tokens += held.num_shared
+            held.siblings[0].num_shared += held.num_shared
         credit = self._credits.get(held.worker)
         if credit is not None and credit.held.pop(request_id, None) is not None:
             credit.num_batch -= held.is_batch
-            credit.released(now)
+            if was_served:
+                credit.released(now)
             credit.changed()
 
     def answered(self, num_tokens: int, *, was_cut: bool) -> None:

@@ -3,7 +3,8 @@
 A generation waits in the admission queue until a decode worker has credit for it. Then PrefillRequest and
 GenerateRequest go out at once. Tokens come back numbered: repeats are dropped, a gap is an error. When the decode
 worker dies, the request goes to another one together with the tokens it has so far; the same seed continues it with
-the same tokens. When the prefill worker dies nothing is done here: the decode worker computes the prompt itself.
+the same tokens. Of several choices of one prompt, each that has tokens then goes alone, and those without any go
+together once more. When the prefill worker dies nothing is done here: the decode worker computes the prompt itself.
 
 Everything runs in the event loop's thread and nothing waits: time enters through `tick`. What happens comes in turns:
 a worker that turns out to be gone while a turn sends something, and requests that can be sent out because of what a
@@ -15,7 +16,7 @@ import time
 import uuid
 from asyncio import Event
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from ..core.messages import (
@@ -30,7 +31,7 @@ from ..core.messages import (
 from ..core.request import FinishReason, Urgency
 from ..core.timeline import Station, Timeline
 from .admission import BATCH_DELAY_S, Admission, Place
-from .generation import USUAL, Attempt, Generation, Unavailable
+from .generation import USUAL, Attempt, Generation, Unavailable, together
 from .membership import Membership
 from .metrics import Metrics
 from .placement import Placement
@@ -64,7 +65,7 @@ class Dispatcher:
         self._send = send
         self._clock = clock
         self._generations: dict[str, Generation] = {}  # key |-> generation that has not ended
-        self._attempts: dict[str, Generation] = {}  # id on the wire |-> generation
+        self._attempts: dict[str, Attempt] = {}  # id on the wire |-> attempt that has not ended
         self._in_turn = False
         self._gone: deque[WorkerInfo] = deque()  # workers that left during this turn
         self.is_draining = False
@@ -75,12 +76,12 @@ class Dispatcher:
     @property
     def num_in_flight(self) -> int:
         """Generations on workers."""
-        return len(self._attempts)
+        return sum(len(attempt.party) for attempt in self._attempts.values())
 
     @property
     def num_queued(self) -> int:
         """Generations that wait for credit or for another attempt."""
-        return len(self._generations) - len(self._attempts)
+        return len(self._generations) - self.num_in_flight
 
     @property
     def num_batch_queued(self) -> int:
@@ -89,7 +90,7 @@ class Dispatcher:
 
     def place(self, generation: Generation) -> Place | None:
         """Where it stands in the queue; None when it does not wait there."""
-        return self._line.place(generation, self._clock())
+        return self._line.place(generation.party[0], self._clock())
 
     def submit(
         self,
@@ -98,35 +99,41 @@ class Dispatcher:
         timeline: Timeline,
         changed: Event,
         urgency: Urgency = USUAL,
+        num_choices: int = 1,
         pinned: tuple[NodeRef, NodeRef | None] | None = None,
-    ) -> Generation:
-        """Start one generation; it must be given to `cancel` when it is not needed any more.
+    ) -> list[Generation]:
+        """Start `num_choices` answers to one prompt. Each must be given to `cancel` when it is not needed any more.
 
-        Raises Unavailable: 429 when the queue is full, 503 when this gateway is draining. A generation that is
-        refused for another reason has its `error` already.
+        Raises Unavailable: 429 when the queue is full, 503 when this gateway is draining. Generations that are refused
+        for another reason have their `error` already.
         """
         now = self._clock()
         if self.is_draining:
             raise Unavailable("this server is shutting down; ask another one", 503, retry_after=5)
         if pinned is None:
             self._make_room(urgency, now)
-        generation = Generation(uuid.uuid4().hex, prompt, namespace, changed, timeline, now, urgency, pinned)
-        self._generations[generation.key] = generation
+        party = [
+            Generation(uuid.uuid4().hex, prompt, namespace, changed, timeline, now, urgency, pinned, choice)
+            for choice in range(num_choices)
+        ]
+        together(party)
+        self._generations.update((generation.key, generation) for generation in party)
         with self._turn():
             if pinned is None:
-                self._line.enter(generation)
+                self._line.enter(party[0])
             else:
-                self._dispatch_pinned(generation, pinned)
-        if (refusal := self._line.hopeless(generation, now)) is not None:
+                self._dispatch_pinned(party[0], pinned)
+        if (refusal := self._line.hopeless(party[0], now)) is not None:
             self._refuse(refusal)
-        return generation
+        return party
 
     def cancel(self, generation: Generation, reason: str) -> None:
         """Nobody wants more of it: its workers are told and its place is free. Harmless when it has ended."""
         if generation.key not in self._generations:
             return
         with self._turn():
-            self._end(generation, reason)
+            attempt = generation.attempt
+            self._end(generation, reason, was_served=attempt is not None and attempt.prompt_done)
             if not generation.ended:
                 self._finish(generation, FinishReason.ABORT)
 
@@ -142,51 +149,51 @@ class Dispatcher:
                 self._admission.credits.set_cap(sender, settings.get("cap"))
 
     def _on_chunk(self, sender: NodeRef, chunk: TokenChunk) -> None:
-        generation = self._attempts.get(chunk.request_id)
-        attempt = generation.attempt if generation is not None else None
-        if generation is None or attempt is None or attempt.route.decode != sender:
+        attempt = self._attempts.get(chunk.request_id)
+        if attempt is None or attempt.route.decode != sender:
             if chunk.finish_reason is None:
                 self._send(sender, AbortRequest(chunk.request_id, "the gateway does not know this request"))
             return
+        generation = attempt.generation(chunk.choice)
+        if generation is None:
+            return  # it was cancelled: the worker will have been told
         num_known = len(generation.output_token_ids)
         if chunk.index > num_known or chunk.finish_reason is FinishReason.ABORT:
             self._placement.pause(sender, self._clock())
             with self._turn():
-                self._retry(generation, "the decode worker lost part of the answer")
+                self._retry([generation], "the decode worker lost part of the answer")
             return
         now = self._clock()
-        new = chunk.token_ids[num_known - chunk.index :]
-        self._metrics.tokens_arrived(len(new), now - generation.last_progress if num_known else None)
-        self._count_served(generation, len(new))
-        self._admission.credits.generated(generation.key, len(new))
-        self.last_progress = generation.last_progress = now
+        num_new = generation.num_new(chunk)
+        self._metrics.tokens_arrived(num_new, now - generation.last_progress if num_known else None)
+        self._count_served(generation, num_new)
+        self._admission.credits.generated(generation.key, num_new)
+        self.last_progress = attempt.last_progress = generation.last_progress = now
         if not attempt.prompt_done:
             self._placement.first_token(attempt, chunk.timeline, now)
-            generation.started(chunk)
-        generation.output_token_ids += new
+        generation.take(chunk)
         if chunk.finish_reason is not None:
             with self._turn():
-                self._end(generation)
+                self._end(generation, was_served=True)
                 self._finish(generation, chunk.finish_reason)
-        elif new:
+        elif num_new:
             generation.changed.set()
 
     def _on_failed(self, sender: NodeRef, failed: RequestFailed) -> None:
-        generation = self._attempts.get(failed.request_id)
-        attempt = generation.attempt if generation is not None else None
-        if generation is None or attempt is None:
+        attempt = self._attempts.get(failed.request_id)
+        if attempt is None:
             return
         if attempt.route.decode != sender:
             logger.debug("prefill of %s failed on %s: %s", failed.request_id, sender.node_id, failed.message)
             return  # the decode worker hears of it too and computes the prompt itself
         with self._turn():
             if failed.retryable and attempt.prompt_done:
-                self._retry(generation, f"the decode worker gave it up: {failed.message[:300]}")
+                self._retry_all(attempt, f"the decode worker gave it up: {failed.message[:300]}")
             elif failed.retryable:
                 logger.debug("%s refused %s: %s", sender.node_id, failed.request_id, failed.message)
-                self._refused(generation, sender)
+                self._refused(attempt, sender)
             else:
-                self._fail(generation, Unavailable(f"the decode worker failed: {failed.message[:300]}", 500))
+                self._fail(attempt.party, Unavailable(f"the decode worker failed: {failed.message[:300]}", 500))
 
     def worker_joined(self, info: WorkerInfo) -> None:
         with self._turn():
@@ -201,17 +208,16 @@ class Dispatcher:
         with self._turn():
             for refusal in self._line.overdue(now):
                 self._refuse(refusal)
-            for generation in list(self._attempts.values()):
-                patience_s = BATCH_DELAY_S if generation.urgency.is_batch else STALL_S
-                if generation.attempt is not None and now - generation.last_progress > patience_s:
+            for attempt in list(self._attempts.values()):
+                patience_s = BATCH_DELAY_S if attempt.is_batch else STALL_S
+                if attempt.party and now - attempt.last_progress > patience_s:
                     error = Unavailable(f"no worker made progress on this request for {patience_s:g} s", 503)
-                    self._fail(generation, error)
+                    self._fail(attempt.party, error)
 
     def stop(self, reason: str) -> None:
         """Fails everything that is left."""
         with self._turn():
-            for generation in list(self._generations.values()):
-                self._fail(generation, Unavailable(reason, 503, retry_after=5))
+            self._fail(self._generations.values(), Unavailable(reason, 503, retry_after=5))
 
     # ---- dispatching ----------------------------------------------------------------------------------------------
 
@@ -233,20 +239,17 @@ class Dispatcher:
 
     def _without(self, info: WorkerInfo) -> None:
         """A worker is gone: its requests go on elsewhere."""
-        for generation in list(self._attempts.values()):
-            attempt = generation.attempt
-            if attempt is None:
-                continue
+        for attempt in list(self._attempts.values()):
             if attempt.route.decode == info.ref:
-                self._retry(generation, f"the decode worker {info.ref.node_id} is gone")
-            else:
+                self._retry_all(attempt, f"the decode worker {info.ref.node_id} is gone")
+            elif attempt.party:
                 self._placement.without_prefill(attempt, info.ref, self._clock())
         self._placement.worker_left(info)
 
     def _pump(self) -> None:
         """Dispatches from the head of the queue while there is credit."""
         now = self._clock()
-        while (turn := self._line.next(now, self._attempts.values())) is not None:
+        while (turn := self._line.next(now, (attempt.party[0] for attempt in self._attempts.values()))) is not None:
             if isinstance(turn, Refusal):
                 self._refuse(turn)
                 continue
@@ -272,52 +275,62 @@ class Dispatcher:
     def _dispatch_pinned(self, generation: Generation, pinned: tuple[NodeRef, NodeRef | None]) -> None:
         route = Route(pinned[0], pinned[1], len(generation.prompt.token_ids), 0)
         if not self._dispatch(generation, route, has_credit=False):
-            self._fail(generation, Unavailable("a worker cannot be reached"))
+            self._fail(generation.party, Unavailable("a worker cannot be reached"))
 
-    def _dispatch(self, generation: Generation, route: Route, *, has_credit: bool) -> bool:
-        """Sends it out. False: a worker could not be reached (it has been removed), all is undone."""
-        request_id, timeline = uuid.uuid4().hex, generation.timeline
-        generation.attempt = Attempt(request_id, route, has_credit)
-        self._placement.take(generation, generation.attempt, self._clock())
-        generation.last_progress = self._clock()
-        generation.timeline = timeline.stamped(Station.DISPATCHED)
-        sent = route.prefill is None or self._send(route.prefill, generation.prefill_request(generation.attempt))
-        if not (sent and self._send(route.decode, generation.generate_request(generation.attempt))):
-            self._end_attempt(generation, "its other worker cannot be reached")
-            generation.timeline = timeline
+    def _dispatch(self, first: Generation, route: Route, *, has_credit: bool) -> bool:
+        """Sends its party out. False: a worker could not be reached (it has been removed), all is undone."""
+        party, now = list(first.party), self._clock()
+        timelines = [generation.timeline for generation in party]
+        attempt = Attempt(uuid.uuid4().hex, route, has_credit, first.party, now)
+        self._placement.take(first, attempt, now)
+        for generation in party:
+            generation.attempt, generation.last_progress = attempt, now
+            generation.timeline = generation.timeline.stamped(Station.DISPATCHED)
+        self._attempts[attempt.request_id] = attempt
+        sent = route.prefill is None or self._send(route.prefill, first.prefill_request(attempt))
+        if not (sent and self._send(route.decode, first.generate_request(attempt))):
+            for generation, timeline in zip(party, timelines, strict=True):
+                self._leave_attempt(generation, "its other worker cannot be reached")
+                generation.timeline = timeline
+            together(party)  # again
             return False
-        self._attempts[request_id] = generation
-        generation.changed.set()
+        first.changed.set()
         return True
 
     # ---- ends -----------------------------------------------------------------------------------------------------
 
-    def _end_attempt(self, generation: Generation, abort_reason: str | None) -> None:
-        """Gives back what the attempt holds here; with a reason its workers are told to stop."""
+    def _leave_attempt(self, generation: Generation, abort_reason: str | None, *, was_served: bool = False) -> None:
+        """Gives back what it holds here; with a reason its workers are told to stop."""
         attempt, generation.attempt = generation.attempt, None
         if attempt is None:
             return
-        self._attempts.pop(attempt.request_id, None)
-        self._placement.give_back(generation, attempt, self._clock())
-        if abort_reason is None:
-            return
-        abort = AbortRequest(attempt.request_id, abort_reason)
-        for ref in (attempt.route.decode, None if attempt.prompt_done else attempt.route.prefill):
-            if ref is not None and ref in self._membership.workers:
-                self._send(ref, abort)
+        generation.part()
+        self._placement.give_back(generation, attempt, self._clock(), was_served=was_served)
+        choice, refs = generation.choice if attempt.party else None, [attempt.route.decode]
+        if not attempt.party:
+            del self._attempts[attempt.request_id]
+            if attempt.route.prefill is not None and not attempt.prompt_done:
+                refs.append(attempt.route.prefill)
+        for ref in refs:
+            if abort_reason is not None and ref in self._membership.workers:
+                self._send(ref, AbortRequest(attempt.request_id, abort_reason, choice))
 
-    def _end(self, generation: Generation, abort_reason: str | None = None) -> None:
-        self._end_attempt(generation, abort_reason)
+    def _end(self, generation: Generation, abort_reason: str | None = None, *, was_served: bool = False) -> None:
+        self._leave_attempt(generation, abort_reason, was_served=was_served)
+        others = generation.part()
         self._line.leave(generation)
+        if others and others[0] not in self._line:
+            self._line.enter(others[0])  # they still wait, and it stood there for them
         self._generations.pop(generation.key, None)
 
-    def _fail(self, generation: Generation, error: Unavailable) -> None:
-        self._end(generation, str(error))
-        generation.fail(error)
+    def _fail(self, generations: Iterable[Generation], error: Unavailable) -> None:
+        for generation in reversed(list(generations)):  # the one that stands in the queue last
+            self._end(generation, str(error))
+            generation.fail(error)
 
     def _refuse(self, refusal: Refusal) -> None:
         self._metrics.refused(refusal.reason)
-        self._fail(refusal.generation, refusal.error)
+        self._fail(refusal.generation.party, refusal.error)
 
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
         """It has its answer; what was cut off by its client counts as an answer of that length."""
@@ -332,26 +345,41 @@ class Dispatcher:
             self._admission.served(urgency.key, num_tokens, is_batch=urgency.is_batch)
             self._metrics.served(num_tokens, is_batch=urgency.is_batch)
 
-    def _refused(self, generation: Generation, worker: NodeRef) -> None:
+    def _refused(self, attempt: Attempt, worker: NodeRef) -> None:
         """Its worker cannot take it now: back to the head of the queue, where it has waited since it came."""
-        self._end_attempt(generation, "it was refused")
-        if generation.pinned is not None:
-            self._fail(generation, Unavailable(f"{worker.node_id} takes no requests now"))
+        party = list(attempt.party)
+        for generation in party:
+            self._leave_attempt(generation, "it was refused")
+        if party[0].pinned is not None:
+            self._fail(party, Unavailable(f"{worker.node_id} takes no requests now"))
             return
         self._placement.pause(worker, self._clock())
-        self._line.enter(generation, returning=True)
+        together(party)
+        self._line.enter(party[0], returning=True)
 
-    def _retry(self, generation: Generation, reason: str) -> None:
-        """Another attempt, from the tokens there are."""
-        self._end_attempt(generation, reason)
-        if (complete := generation.complete_reason) is not None:
-            self._end(generation)
-            self._finish(generation, complete)
-        elif generation.pinned is not None or generation.num_retries >= MAX_RETRIES:
-            self._fail(generation, Unavailable(f"{reason}; gave up after {generation.num_retries + 1} attempts"))
+    def _retry_all(self, attempt: Attempt, reason: str) -> None:
+        fresh = [generation for generation in attempt.party if not generation.output_token_ids]
+        begun = [generation for generation in attempt.party if generation.output_token_ids]
+        for party in (*([generation] for generation in reversed(begun)), fresh):
+            if party:
+                self._retry(party, reason)
+
+    def _retry(self, party: list[Generation], reason: str) -> None:
+        """Another attempt, from the tokens there are; more than one has none."""
+        for generation in party:
+            self._leave_attempt(generation, reason)
+        first = party[0]
+        if (complete := first.complete_reason) is not None:
+            for generation in party:
+                self._end(generation)
+                self._finish(generation, complete)
+        elif first.pinned is not None or first.num_retries >= MAX_RETRIES:
+            self._fail(party, Unavailable(f"{reason}; gave up after {first.num_retries + 1} attempts"))
         else:
-            logger.debug("a request starts again with %d tokens: %s", len(generation.output_token_ids), reason)
+            logger.debug("a request starts again with %d tokens: %s", len(first.output_token_ids), reason)
             self._metrics.retried()
-            generation.num_retries += 1
-            generation.queued_at = self._clock()
-            self._line.enter(generation, returning=True)
+            for generation in party:
+                generation.num_retries += 1
+                generation.queued_at = self._clock()
+            together(party)
+            self._line.enter(first, returning=True)

@@ -1,4 +1,9 @@
-"""Generation: one prompt on its way to one answer, as the gateway sees it."""
+"""Generation: one prompt on its way to one answer, as the gateway sees it.
+
+Several answers to one prompt are as many generations, one for each choice, that go together as a *party*: the first of
+them stands in the queue for all, one request is sent for all, so the prompt is computed once. From then on each ends by
+itself. What has begun and must be sent again, because its worker died, goes alone.
+"""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,7 +11,7 @@ from dataclasses import dataclass, field
 from ..core.errors import RequestError
 from ..core.messages import GenerateRequest, NodeRef, PrefillRequest, TokenChunk
 from ..core.queueing import Waiting
-from ..core.request import FinishReason, Request, Urgency
+from ..core.request import FinishReason, Request, TokenLogprobs, Urgency
 from ..core.timeline import Station, Timeline
 from .credits import Ask
 from .prompts import Prompt
@@ -27,17 +32,30 @@ class Unavailable(RequestError):
 @dataclass
 class Attempt:
     """The request as it was sent to workers once. Each attempt has an id of its own, minted here: what is left of an
-    earlier one on some worker can never be taken for it."""
+    earlier one on some worker can never be taken for it. `party`: the choices in it that have not ended."""
 
     request_id: str
     route: Route
     has_credit: bool
+    party: "list[Generation]"
+    last_progress: float  # of any of them: where there are fewer places than choices, some wait until others have ended
     prompt_done: bool = False
+    started: set[int] = field(default_factory=set)  # choices that have their first token
+
+    def generation(self, choice: int) -> "Generation | None":
+        """None when that choice has ended, or never was in it."""
+        return next((generation for generation in self.party if generation.choice == choice), None)
+
+    @property
+    def is_batch(self) -> bool:
+        return self.party[0].urgency.is_batch
 
 
-@dataclass
+@dataclass(eq=False)
 class Generation:
     """What is known of one answer. `changed` is set at each change; several generations of one response share it.
+
+    `party` is the same list for all that wait together, or run in the same attempt.
 
     `queued_at` is when its present wait began: the queue's time limit counts from there. `pinned` names the workers
     to use (a probe): then there is no queue and no second attempt. `error` and `finish_reason` exclude each other;
@@ -52,13 +70,20 @@ class Generation:
     queued_at: float
     urgency: Urgency = USUAL
     pinned: tuple[NodeRef, NodeRef | None] | None = None
+    choice: int = 0  # its number among the answers to its prompt
     output_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each output token, when asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of every prompt token but the first, when asked for
     num_cached_tokens: int | None = None
     finish_reason: FinishReason | None = None
     error: Unavailable | None = None
     attempt: Attempt | None = None
     num_retries: int = 0
     last_progress: float = 0.0  # when it was sent out or brought tokens, whatever came last
+    party: "list[Generation]" = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        self.party = self.party or [self]
 
     @property
     def ended(self) -> bool:
@@ -79,10 +104,11 @@ class Generation:
 
     @property
     def ask(self) -> Ask:
-        """What it needs of a decode worker, as it stands."""
+        """What its party needs of a decode worker, as it stands."""
         num_generated = len(self.output_token_ids)
         num_tokens = len(self.prompt.token_ids) + num_generated
-        return Ask(num_tokens, num_generated, self.prompt.sampling.max_tokens, self.urgency.is_batch)
+        max_tokens = self.prompt.sampling.max_tokens
+        return Ask(num_tokens, num_generated, max_tokens, self.urgency.is_batch, len(self.party))
 
     def waiting(self, num_missing: int) -> Waiting:
         """Its entry in the queue. `num_missing`: tokens of its prompt that no cache has."""
@@ -94,12 +120,26 @@ class Generation:
         sampling = self.prompt.sampling
         if self.output_token_ids and self.output_token_ids[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.remaining_tokens <= 0 else None
+        return FinishReason.LENGTH if self.remaining_tokens <= 0 and not self.lacks_prompt_logprobs else None
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """They are asked for and have not come: the decode worker must compute the whole prompt."""
+        return self.prompt.num_prompt_logprobs is not None and self.prompt_logprobs is None
 
     def generate_request(self, attempt: Attempt) -> GenerateRequest:
-        """What the decode worker is asked; after a death with the tokens that came before it."""
-        prompt, output = self.prompt, list(self.output_token_ids)
-        request = Request(attempt.request_id, self.namespace, prompt.token_ids, prompt.sampling, output, self.urgency)
+        """What the decode worker is asked, for the whole party; after a death with the tokens that came before it."""
+        prompt = self.prompt
+        request = Request(
+            attempt.request_id,
+            self.namespace,
+            prompt.token_ids,
+            prompt.sampling,
+            output_token_ids=list(self.output_token_ids),
+            urgency=self.urgency,
+            choices=tuple(generation.choice for generation in attempt.party),
+            num_prompt_logprobs=prompt.num_prompt_logprobs if self.lacks_prompt_logprobs else None,
+        )
         return GenerateRequest(request, attempt.route.prefill, attempt.route.num_returned_tokens)
 
     def prefill_request(self, attempt: Attempt) -> PrefillRequest:
@@ -109,13 +149,36 @@ class Generation:
             attempt.request_id, self.namespace, self.token_ids, route.decode, route.num_returned_tokens, self.urgency
         )
 
-    def started(self, chunk: TokenChunk) -> None:
-        """Takes what comes with the first chunk of an attempt."""
+    def num_new(self, chunk: TokenChunk) -> int:
+        """Tokens in it that are not known yet. A worker may repeat some, and leaves none out."""
+        return max(chunk.index + len(chunk.token_ids) - len(self.output_token_ids), 0)
+
+    def take(self, chunk: TokenChunk) -> None:
+        """The next tokens of the present attempt, and what comes with the first of them."""
+        assert self.attempt is not None
+        if self.choice not in self.attempt.started:
+            self.attempt.started.add(self.choice)
+            self._take_first(chunk)
+        if chunk.prompt_logprobs is not None:
+            for generation in self.attempt.party:
+                generation.prompt_logprobs = chunk.prompt_logprobs
+        if (num_new := self.num_new(chunk)) > 0:
+            self.output_token_ids += chunk.token_ids[-num_new:]
+            self.logprobs += (chunk.logprobs or [])[-num_new:]
+
+    def _take_first(self, chunk: TokenChunk) -> None:
         if chunk.timeline is not None and not self.output_token_ids:
             self.timeline = self.timeline.merged(chunk.timeline)
         cached, known = chunk.num_cached_tokens or 0, self.num_cached_tokens
         # After a second attempt, what either of them computed was computed.
         self.num_cached_tokens = cached if known is None else min(cached, known)
+
+    def part(self) -> "list[Generation]":
+        """It goes on alone; returns the rest of its party."""
+        others = self.party
+        others.remove(self)
+        self.party = [self]
+        return others
 
     def finish(self, reason: FinishReason) -> None:
         self.finish_reason = reason
@@ -124,3 +187,10 @@ class Generation:
     def fail(self, error: Unavailable) -> None:
         self.error = error
         self.changed.set()
+
+
+def together(generations: list[Generation]) -> None:
+    """Makes these go together, the first at their head."""
+    party = list(generations)
+    for generation in party:
+        generation.party = party

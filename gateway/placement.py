@@ -83,6 +83,8 @@ class Placement:
             return None
         prefill = [w for w in self._membership.with_role(Role.PREFILL) if _holds(w, num_tokens)]
         cached = self._index.match(generation.namespace, token_ids)
+        if generation.lacks_prompt_logprobs:  # the decode worker computes all of it
+            prefill, cached = [], {}
         speed = self._speeds(now)
         self._router.measured = self._measuring.measured
         return self._router.choose(
@@ -91,6 +93,7 @@ class Placement:
             [Candidate(w.info.ref, cached.get(w.info.ref.node_id, 0), speed.get(w.info.ref)) for w in prefill],
             now,
             is_batch=generation.urgency.is_batch,
+            num_choices=len(generation.party),
         )
 
     def num_missing(self, generation: Generation) -> int:
@@ -119,9 +122,10 @@ class Placement:
         return Unavailable(text, 429, retry_after)
 
     def take(self, generation: Generation, attempt: Attempt, now: float) -> None:
-        """The attempt is about to be sent: it counts from now on."""
+        """The attempt is about to be sent, for the party of `generation`: it counts from now on."""
         if attempt.has_credit:
-            self._admission.credits.take(generation.key, attempt.route.decode, generation.ask, now)
+            others = [other.key for other in attempt.party if other is not generation]
+            self._admission.credits.take(generation.key, attempt.route.decode, generation.ask, now, others)
             self._metrics.routed(attempt.route.way)
             if not (generation.urgency.is_batch or generation.was_dispatched):
                 self._measuring.sent(attempt.route.work, attempt.route.num_tokens, now)
@@ -140,13 +144,14 @@ class Placement:
         if timeline is not None and route.prefill is not None and timeline.copy_ns:
             self._measuring.handed_over(route.decode_missing + route.num_returned_tokens, timeline.copy_ns / 1e9)
 
-    def give_back(self, generation: Generation, attempt: Attempt, now: float) -> None:
-        """The attempt is over."""
-        if not attempt.prompt_done:
-            self._router.prompt_done(attempt.route, now)
-        self._router.ended(attempt.route)
+    def give_back(self, generation: Generation, attempt: Attempt, now: float, *, was_served: bool) -> None:
+        """This choice has left the attempt. `was_served`: with an answer, or as much of it as its client wanted."""
+        if not attempt.party:
+            if not attempt.prompt_done:
+                self._router.prompt_done(attempt.route, now)
+            self._router.ended(attempt.route)
         if attempt.has_credit:
-            self._admission.release(generation.key, now)
+            self._admission.release(generation.key, now, was_served=was_served)
 
     def answered(self, num_tokens: int, now: float, *, was_cut: bool) -> None:
         """A request has got its answer, in however many attempts; `was_cut`: by its max_tokens."""

@@ -141,7 +141,7 @@ class Probe:
         started = time.monotonic()
         changed = asyncio.Event()
         try:
-            generation = self._dispatcher.submit(self._prompt, NAMESPACE, Timeline(), changed, pinned=pair)
+            [generation] = self._dispatcher.submit(self._prompt, NAMESPACE, Timeline(), changed, pinned=pair)
         except Unavailable as error:
             return Problem(str(error), self._others_progress(before, started))
         names = " and ".join(ref.node_id for ref in pair if ref is not None)

@@ -57,6 +57,7 @@ class Route(msgspec.Struct, frozen=True):
     wait_s: float | None = None
     ttft_s: float | None = None
     lag_s: float = 0.0
+    num_choices: int = 1  # sequences that the decode worker will run
 
     @property
     def is_local(self) -> bool:
@@ -82,7 +83,14 @@ class Route(msgspec.Struct, frozen=True):
     def without_prefill(self) -> "Route":
         """The decode worker computes the prompt after all. Nothing is predicted of it."""
         return Route(
-            self.decode, None, self.decode_missing, 0, 0, self.num_tokens, self.is_batch, chosen_at=self.chosen_at
+            self.decode,
+            None,
+            self.decode_missing,
+            0,
+            num_tokens=self.num_tokens,
+            is_batch=self.is_batch,
+            chosen_at=self.chosen_at,
+            num_choices=self.num_choices,
         )
 
 
@@ -116,7 +124,14 @@ class Router:
         return sum(load.decoding for load in self._loads)
 
     def choose(
-        self, num_tokens: int, decode: list[Candidate], prefill: list[Candidate], now: float, *, is_batch: bool = False
+        self,
+        num_tokens: int,
+        decode: list[Candidate],
+        prefill: list[Candidate],
+        now: float,
+        *,
+        is_batch: bool = False,
+        num_choices: int = 1,
     ) -> Route:
         """The route for a prompt of `num_tokens`. `decode` must not be empty. Counts nothing yet."""
         self._turn += 1
@@ -137,6 +152,7 @@ class Router:
             wait_s=way.wait_s,
             ttft_s=None if way.ttft_s is None else way.ttft_s + self.measured.overhead_s,
             lag_s=way.lag_s,
+            num_choices=num_choices,
         )
 
     # ---- books ---------------------------------------------------------------------------------------------------
@@ -145,8 +161,8 @@ class Router:
         """The request is on its way."""
         decode = self._loads.of(route.decode)
         decode.missing_tokens += route.decode_missing
-        decode.sequences += 1
-        decode.prompting += 1
+        decode.sequences += route.num_choices
+        decode.prompting += route.num_choices
         decode.context += route.num_tokens
         self._loads.of(route.computes_on).add(route.work, now, is_batch=route.is_batch)
         if route.prefill is not None:
@@ -162,13 +178,13 @@ class Router:
         self._computed(route, now - route.lag_s)
         if (decode := self._loads.known(route.decode)) is not None:
             decode.missing_tokens -= route.decode_missing
-            decode.prompting -= 1
+            decode.prompting -= route.num_choices
             self._loads.tidy(route.decode)
 
     def ended(self, route: Route) -> None:
         """The request has left the decode worker; `prompt_done` came before."""
         if (decode := self._loads.known(route.decode)) is not None:
-            decode.sequences -= 1
+            decode.sequences -= route.num_choices
             decode.context -= route.num_tokens
             self._loads.tidy(route.decode)
 

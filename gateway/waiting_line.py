@@ -42,6 +42,9 @@ class WaitingLine:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, generation: Generation) -> bool:
+        return generation.key in self._waiting
+
     @property
     def num_batch(self) -> int:
         return self._admission.num_batch_queued

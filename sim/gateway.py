@@ -96,7 +96,7 @@ class SimGateway:
         prompt = Prompt(request.prompt_token_ids(), sampling)
         changed = _Changed()
         try:
-            generation = self.dispatcher.submit(prompt, NAMESPACE, Timeline(), changed, request.urgency)
+            [generation] = self.dispatcher.submit(prompt, NAMESPACE, Timeline(), changed, request.urgency)
         except Unavailable as error:
             self._refuse(record, error)
             return

@@ -100,15 +100,26 @@ class HandDriven:
             self.dispatcher.worker_left(worker.info)
 
     def submit(self, num_tokens: int = 16, max_tokens: int = 16, urgency: Urgency = Urgency()) -> Generation:  # noqa: B008
+        [generation] = self.submit_choices(1, num_tokens, max_tokens, urgency)
+        return generation
+
+    def submit_choices(
+        self,
+        num_choices: int,
+        num_tokens: int = 16,
+        max_tokens: int = 16,
+        urgency: Urgency = Urgency(),  # noqa: B008
+    ) -> list[Generation]:
         prompt = Prompt(list(range(num_tokens)), SamplingParams(max_tokens=max_tokens))
-        return self.dispatcher.submit(prompt, "ns", Timeline(), asyncio.Event(), urgency)
+        return self.dispatcher.submit(prompt, "ns", Timeline(), asyncio.Event(), urgency, num_choices)
 
     def tell(self, generation: Generation, num_tokens: int = 1, reason: FinishReason | None = None) -> None:
         """Its decode worker sends the next tokens."""
         attempt = generation.attempt
         assert attempt is not None
         index = len(generation.output_token_ids)
-        chunk = TokenChunk(attempt.request_id, 0, index, [7] * num_tokens, reason, num_cached_tokens=0)
+        tokens = [7 + generation.choice] * num_tokens
+        chunk = TokenChunk(attempt.request_id, generation.choice, index, tokens, reason, num_cached_tokens=0)
         self.dispatcher.handle(attempt.route.decode, chunk)
 
     def finish(self, generation: Generation, num_tokens: int = 1) -> None:
