@@ -14,7 +14,8 @@ from ..core.config import GatewayConfig
 from ..core.errors import ConfigurationError
 from .gateway import Gateway, open_gateway
 from .handlers import routes
-from .middleware import errors_as_json
+from .keys import ApiKeys
+from .middleware import errors_as_json, keys_checked
 
 _CLOSE_TIMEOUT_S = 1.0  # for connections that are still open after that
 
@@ -62,7 +63,8 @@ class Server(NamedTuple):
 async def serving(gateway: Gateway) -> AsyncIterator[Server]:
     """The gateway on its HTTP port. Raises ConfigurationError when the port cannot be had."""
     config = gateway.config
-    app = web.Application(middlewares=[errors_as_json(gateway.metrics)], client_max_size=config.max_body_bytes)
+    middlewares = [errors_as_json(gateway.metrics), keys_checked(ApiKeys(config.api_key_digests))]
+    app = web.Application(middlewares=middlewares, client_max_size=config.max_body_bytes)
     app.add_routes(routes(gateway))
     # A handler is cancelled when its client leaves: that is how generations end whose answer nobody reads.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S)

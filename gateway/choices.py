@@ -1,86 +1,136 @@
-"""From token ids to the text that a client sees: one Choice for each prompt of a response. No I/O."""
+"""From token ids to what a client sees: one Choice for each answer of a response. No I/O."""
 
 from collections.abc import Sequence
 
-import msgspec
-
+from ..core.errors import LocalProtocolError
 from ..core.request import FinishReason
 from ..vocab.detokenizer import Detokenizer
 from ..vocab.stop import StopMatcher
 from ..vocab.tokenizer import Tokenizer
+from .deltas import Delta, Echo, FinishedChoice, Piece, PieceParser, ScoredToken, ToolCallPiece
 from .generation import Generation
-from .openai_format import FinishedChoice, PromptTokensDetails, Usage
+from .openai.answers import PromptTokensDetails, Usage
+from .openai.request import TextRules
 
-
-class Delta(msgspec.Struct, frozen=True):
-    """What is new of one choice. `stopped_early`: a stop string ended it, which its worker does not know."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
-    stopped_early: bool
+TOOL_CALLS = "tool_calls"  # why an answer ended that calls tools
 
 
 class Choice:
-    """The text of one generation.
+    """The text of one generation; `lead` is the first one of the same prompt, which knows the prompt's scores.
 
-    End-of-sequence and stop tokens, and stop strings, are no part of the text. `completion_tokens` counts generated
-    tokens: the end-of-sequence token too, and with a stop string up to the token that completed it. Tokens are looked
-    at one by one when there are stop strings, so neither depends on how they arrive.
+    End-of-sequence and stop tokens, and stop strings, are no part of the text unless `rules.include_stop`.
+    `completion_tokens` counts generated tokens: the end-of-sequence token too, and with a stop string up to the token
+    that completed it. Tokens are looked at one by one when there are stop strings, so neither depends on how they
+    arrive. As for end tokens, stop strings do not count before `min_tokens`.
     """
 
-    def __init__(self, index: int, generation: Generation, tokenizer: Tokenizer, stop: Sequence[str]):
+    def __init__(
+        self,
+        index: int,
+        generation: Generation,
+        lead: Generation,
+        tokenizer: Tokenizer,
+        rules: TextRules,
+        parser: PieceParser,
+    ):
         self.index = index
         self.generation = generation
+        self.lead = lead
         self.completion_tokens = 0
-        self.finish_reason: FinishReason | None = None
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stop = StopMatcher(stop)
-        self._step = 1 if stop else 0  # tokens looked at together; 0: all there are
-        self._parts: list[str] = []
+        self.finish_reason: str | None = None
         self.started = False
+        self._rules = rules
+        self._detokenizer = Detokenizer(tokenizer, rules.skip_special_tokens)
+        self._stop = StopMatcher(rules.stop)
+        self._step = 1 if rules.stop else 0  # tokens looked at together; 0: all there are
+        self._parser = parser
+        self._pieces: list[Piece] = []
+        self._token_ended_it = False
+        self._told_echo = False
 
     def advance(self) -> Delta | None:
         """Takes in the tokens that have arrived; None when nothing is new for the client."""
-        if self.finish_reason is not None:
+        if self.finish_reason is not None or self._awaits_prompt_logprobs():
             return None
         new = self.generation.output_token_ids[self.completion_tokens :]
+        reason = self.generation.finish_reason
         text = ""
+        stopped_early = False
         for start in range(0, len(new), self._step or max(len(new), 1)):
             text += self._push(new[start : start + self._step] if self._step else new)
             if self._stop.matched is not None:
-                seen = new[: start + self._step]
-                return self._delta(text, seen, FinishReason.STOP, stopped_early=self.generation.finish_reason is None)
-        reason = self.generation.finish_reason
-        if reason is not None:
-            text += self._rest()
-            reason = FinishReason.STOP if self._stop.matched is not None else reason
-        return self._delta(text, new, reason, stopped_early=False) if new or text or reason else None
+                new = new[: start + self._step]
+                stopped_early = reason is None
+                reason = FinishReason.STOP
+                break
+        else:
+            if reason is not None:
+                text += self._rest()
+                reason = FinishReason.STOP if self._stop.matched is not None else reason
+        if not new and not text and reason is None:
+            return None
+        if self._stop.matched is not None and self._rules.include_stop:
+            text += self._stop.matched
+        return self._delta(text, new, reason, stopped_early=stopped_early)
 
     def finished(self) -> FinishedChoice:
         """The whole choice; it must have ended."""
         assert self.finish_reason is not None
-        token_ids = self.generation.output_token_ids[: self.completion_tokens]
-        prompt = self.generation.prompt.token_ids
-        return FinishedChoice(self.index, "".join(self._parts), self.finish_reason, token_ids, prompt)
+        return FinishedChoice(
+            self.index,
+            self._pieces,
+            self.generation.output_token_ids[: self.completion_tokens],
+            self.finish_reason,
+            self.generation.prompt.token_ids,
+            self._scores(0),
+            self._echo(),
+        )
 
-    def _delta(self, text: str, token_ids: list[int], reason: FinishReason | None, *, stopped_early: bool) -> Delta:
-        self.finish_reason = reason
-        self._parts.append(text)
-        return Delta(self.index, text, token_ids, reason, stopped_early)
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, which must have been scored; what `best_of` goes by."""
+        scores = self.generation.logprobs[: self.completion_tokens]
+        return sum(score.logprob for score in scores) / max(len(scores), 1)
+
+    def _awaits_prompt_logprobs(self) -> bool:
+        """They come with the first tokens of the lead, which need not be the first that come."""
+        lead = self.lead
+        if lead.prompt.num_prompt_logprobs is None or lead.prompt_logprobs is not None:
+            return False
+        if lead.finish_reason is not None:
+            raise LocalProtocolError("an answer ended without the log-probabilities of its prompt")
+        return True
+
+    def _delta(self, text: str, new: list[int], reason: FinishReason | None, *, stopped_early: bool) -> Delta:
+        pieces = self._parser.push(text)
+        if reason is not None:
+            pieces += self._parser.finish()
+        self._pieces += pieces
+        self.finish_reason = None if reason is None else self._told_reason(reason)
+        echo, self._told_echo = None if self._told_echo else self._echo(), True
+        scores = self._scores(self.completion_tokens - len(new))
+        return Delta(self.index, pieces, new, self.finish_reason, scores, echo, stopped_early)
+
+    def _told_reason(self, reason: FinishReason) -> str:
+        calls_tools = any(isinstance(piece, ToolCallPiece) for piece in self._pieces)
+        return TOOL_CALLS if calls_tools and reason is FinishReason.STOP else reason
 
     def _push(self, token_ids: list[int]) -> str:
         self.completion_tokens += len(token_ids)
         if self._ends_with_stop_token():
+            self._token_ended_it = True
             token_ids = token_ids[:-1]
-        return self._stop.push(self._detokenizer.push(token_ids))[0]
+        text = self._detokenizer.push(token_ids)
+        if self._step and self.completion_tokens <= self.generation.prompt.sampling.min_tokens:
+            return text
+        return self._stop.push(text)[0]
 
     def _ends_with_stop_token(self) -> bool:
-        """Is the last token taken in the one that ended the generation?"""
+        """Is the last token taken in the one that ended the generation, and no part of its text?"""
         generation = self.generation
         return (
             generation.finish_reason is FinishReason.STOP
+            and not self._rules.include_stop
             and self.completion_tokens == len(generation.output_token_ids)
             and generation.output_token_ids[-1] in generation.prompt.sampling.stop_token_ids
         )
@@ -89,12 +139,36 @@ class Choice:
         text, stopped = self._stop.push(self._detokenizer.finish())
         return text if stopped else text + self._stop.flush()
 
+    def _scores(self, start: int) -> list[ScoredToken] | None:
+        """Of the tokens from number `start` on that have been taken in; None when nobody asked."""
+        if self.generation.prompt.sampling.num_logprobs is None:
+            return None
+        stop = self.completion_tokens
+        token_ids = self.generation.output_token_ids[start:stop]
+        logprobs = self.generation.logprobs[start:stop]
+        scores = [ScoredToken(*pair) for pair in zip(token_ids, logprobs, strict=True)]
+        if scores and self._token_ended_it:
+            scores[-1] = ScoredToken(token_ids[-1], logprobs[-1], in_text=False)
+        return scores
+
+    def _echo(self) -> Echo | None:
+        prompt = self.lead.prompt
+        if prompt.echo is None:
+            return None
+        if prompt.num_prompt_logprobs is None:
+            return Echo(prompt.echo, None)
+        logprobs = [None, *(self.lead.prompt_logprobs or ())]
+        return Echo(prompt.echo, [ScoredToken(*pair) for pair in zip(prompt.token_ids, logprobs, strict=True)])
+
 
 def usage_of(choices: Sequence[Choice]) -> Usage:
-    """Counts over all choices of a response."""
-    prompt_tokens = sum(len(choice.generation.prompt.token_ids) for choice in choices)
+    """Counts over all choices of a response; the prompt of several choices counts once."""
     completion_tokens = sum(choice.completion_tokens for choice in choices)
-    cached_tokens = sum(choice.generation.num_cached_tokens or 0 for choice in choices)
+    prompt_tokens = cached_tokens = 0
+    for lead in {id(choice.lead): choice.lead for choice in choices}.values():
+        num_prompt_tokens = len(lead.prompt.token_ids)
+        prompt_tokens += num_prompt_tokens
+        cached_tokens += min(lead.num_cached_tokens or 0, num_prompt_tokens)
     return Usage(
         prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
     )

@@ -21,14 +21,16 @@ from .cluster import Channel, Cluster
 from .dispatcher import Dispatcher
 from .membership import Membership
 from .metrics import Metrics
-from .openai_api import RequestParser
-from .openai_format import AnswerFormat
+from .openai.formats import AnswerFormat
+from .openai.parser import RequestParser
+from .openai.request import ParsedRequest
 from .placement import Placement
 from .probe import Probe
 from .prompts import Limits, Prompt, PromptBuilder
 from .role_rules import role_rule
 from .role_table import RoleTable
 from .stream import Response
+from .tenants import Tenants
 
 DRAIN_POLL_S = 0.05
 _PROBE_TOKENS = 4
@@ -48,6 +50,7 @@ class Gateway:
         self.config = config
         self.started_at = int(time.time())
         self.vocab_size = model.vocab_size
+        self.tenants = Tenants(config.model_digest, config.key_file)
         self.tokenizer = Tokenizer.from_folder(folder)
         self.parser = RequestParser(config.served_model, model.vocab_size)
         self.prompts = PromptBuilder(self.tokenizer, ChatTemplate.from_folder(folder, self.tokenizer), model)
@@ -81,9 +84,9 @@ class Gateway:
         """Seconds until a prompt sent there now would be begun, by role; of workers whose speed is known."""
         return self._placement.backlogs(time.monotonic())
 
-    def respond(self, answer: AnswerFormat) -> Response:
+    def respond(self, answer: AnswerFormat, request: ParsedRequest) -> Response:
         """A response that has not been started."""
-        return Response(self.dispatcher, self.metrics, self.tokenizer, answer, self.config.keep_alive_s)
+        return Response(self.dispatcher, self.metrics, self.tokenizer, answer, request, self.config.keep_alive_s)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -1,18 +1,22 @@
-"""What surrounds every handler: a request id out, and every error as an OpenAI error object."""
+"""What surrounds every handler: API keys, a request id out, and every error as an OpenAI error object."""
 
 import logging
 import re
 import uuid
+from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from ..core.errors import RequestError
 from .generation import Unavailable
+from .keys import ApiKeys
 from .metrics import Metrics
-from .openai_format import encode_json, error_object, error_of
+from .openai.answers import answer_of, encode_json, error_answer
 
 _REQUEST_ID = web.RequestKey("request_id", str)
+_API_KEY = web.RequestKey("api_key", str)
+_OPEN_PATHS = ("/health", "/ready")  # for probes, which have no key and are told nothing of anybody's
 _CLEAN_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 logger = logging.getLogger(__name__)
@@ -29,6 +33,24 @@ def shown_request_id(request: web.Request) -> str:
     """What X-Request-Id says in the answer: the client's own id when it is a clean header value."""
     given = request.headers.get("X-Request-Id", "")
     return given if _CLEAN_REQUEST_ID.fullmatch(given) else request_id(request)
+
+
+def api_key(request: web.Request) -> str:
+    """The key that was checked; "" when this server asks for none."""
+    key: str = request.get(_API_KEY, "")
+    return key
+
+
+def keys_checked(keys: ApiKeys) -> Middleware:
+    """The middleware in front of every path but those of probes: also of those that do not exist."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in _OPEN_PATHS:
+            request[_API_KEY] = keys.check(request.headers)
+        return await handler(request)
+
+    return middleware
 
 
 def errors_as_json(metrics: Metrics) -> Middleware:
@@ -55,12 +77,12 @@ def errors_as_json(metrics: Metrics) -> Middleware:
 
 
 def _error_response(error: RequestError) -> web.Response:
-    headers: dict[str, str] = {}
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == HTTPStatus.UNAUTHORIZED else {}
     if isinstance(error, Unavailable):
         headers |= error.headers
         if error.retry_after is not None:
             headers["Retry-After"] = str(error.retry_after)
-    body = encode_json(error_of(error))
+    body = encode_json(answer_of(error))
     return web.Response(body=body, status=error.status, content_type="application/json", headers=headers)
 
 
@@ -75,5 +97,5 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
     else:
         message = error.reason
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-    body = encode_json(error_object(message, error.status))
+    body = encode_json(error_answer(message, error.status))
     return web.Response(body=body, status=error.status, content_type="application/json", headers=headers)

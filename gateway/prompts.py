@@ -1,6 +1,7 @@
 """From a parsed request to token ids with a decided length: chat template, tokenizer, context limits."""
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -11,7 +12,9 @@ from ..vocab.chat_template import ChatTemplate
 from ..vocab.model_config import ModelConfig
 from ..vocab.tokenizer import Tokenizer
 from .batch_tokenizer import BatchTokenizer
-from .openai_api import DEFAULT_COMPLETION_TOKENS, ParsedRequest
+from .openai.request import ChatPrompt, ParsedRequest, PromptSource, TextPrompts, TokenPrompts
+
+DEFAULT_COMPLETION_TOKENS = 16  # what the completions API generates when nothing is asked for
 
 # Texts far over the context are refused without tokenising all of them, so that no client keeps the tokenizer busy.
 # Real text has 2 to 5 characters a token: one that is longer than the first number allows is tried on its beginning.
@@ -35,37 +38,51 @@ class Limits(msgspec.Struct, frozen=True):
 class Prompt(msgspec.Struct, frozen=True):
     """One prompt, ready to be sent: `sampling` has its max_tokens and the model's end-of-sequence tokens.
 
-    `num_prompt_logprobs` as in core's Request. `echo`: the text that every answer begins with, "" none.
+    `num_prompt_logprobs` as in core's Request. `echo`: the text that every answer begins with, if any.
     """
 
     token_ids: list[int]
     sampling: SamplingParams
     num_prompt_logprobs: int | None = None
-    echo: str = ""
-    num_prompt_logprobs: int | None = None  # as in core.request.Request
+    echo: str | None = None
 
 
 class PromptBuilder:
     """Chat template and tokenizer of the served model."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, model: ModelConfig):
+        self._tokenizer = tokenizer
         self._batch = BatchTokenizer(tokenizer)
         self._template = template
         self._eos_token_ids = tuple(dict.fromkeys((*model.eos_token_ids, *tokenizer.eos_token_ids)))
 
     async def build(self, request: ParsedRequest, limits: Limits) -> list[Prompt]:
         """The prompts of a request in the client's order. Raises RequestError (400) for what does not fit."""
-        texts, param = request.texts or (), "prompt"
-        if request.messages is not None:
-            texts, param = (await self._chat(request.messages),), "messages"
+        all_token_ids = await self.encode(request.prompt, limits)
+        prompts = [self._prompt(request, token_ids, limits) for token_ids in all_token_ids]
+        if not request.echo:
+            return prompts
+        echoes = await self.call(lambda: self._echoes(request, all_token_ids))
+        return [
+            msgspec.structs.replace(prompt, echo=echo, num_prompt_logprobs=request.num_prompt_logprobs)
+            for prompt, echo in zip(prompts, echoes, strict=True)
+        ]
+
+    async def encode(self, source: PromptSource, limits: Limits) -> Sequence[list[int]]:
+        """Token ids of each prompt. Raises RequestError (400) when a template refuses, and for endless texts."""
+        if isinstance(source, TokenPrompts):
+            return source.token_ids
+        texts, param = (
+            ((await self._chat(source),), "messages")
+            if isinstance(source, ChatPrompt)
+            else (
+                source.texts,
+                "prompt",
+            )
+        )
         for text in texts:
             await self._refuse_endless(text, limits, param)
-        if texts:
-            # A chat template writes the special tokens itself.
-            all_token_ids = await self._batch.encode(texts, add_special_tokens=request.messages is None)
-        else:
-            all_token_ids = list(request.token_ids or ())
-        return [self._prompt(request, token_ids, limits) for token_ids in all_token_ids]
+        return await self._batch.encode(texts, add_special_tokens=source.add_special_tokens)
 
     async def call(self, function: Callable[[], _T]) -> _T:
         """Runs other work that takes long on the tokenizer's thread."""
@@ -74,11 +91,18 @@ class PromptBuilder:
     def close(self) -> None:
         self._batch.close()
 
-    async def _chat(self, messages: tuple[dict[str, str], ...]) -> str:
+    async def _chat(self, prompt: ChatPrompt) -> str:
         template = self._template
         if template is None:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
-        return await self._batch.call(lambda: template.render(messages))
+        return await self._batch.call(lambda: _render(template, prompt))
+
+    def _echoes(self, request: ParsedRequest, all_token_ids: Sequence[list[int]]) -> list[str]:
+        """The prompts as texts, in the client's own words where it gave some."""
+        if isinstance(request.prompt, TextPrompts):
+            return list(request.prompt.texts)
+        skips = request.rules.skip_special_tokens
+        return [self._tokenizer.decode(token_ids, skip_special_tokens=skips) for token_ids in all_token_ids]
 
     async def _refuse_endless(self, text: str, limits: Limits, param: str) -> None:
         usual = limits.context_length * _UNUSUAL_CHARACTERS_PER_TOKEN
@@ -94,7 +118,7 @@ class PromptBuilder:
             )
 
     def _prompt(self, request: ParsedRequest, token_ids: list[int], limits: Limits) -> Prompt:
-        param = "messages" if request.messages is not None else "prompt"
+        param = request.prompt_param
         if not token_ids:
             raise RequestError(f"{param} has no tokens: send at least one character of this vocabulary", param)
         max_tokens = decide_max_tokens(request, len(token_ids), limits)
@@ -108,30 +132,46 @@ class PromptBuilder:
         )
 
 
+def _render(template: ChatTemplate, prompt: ChatPrompt) -> str:
+    """The prompt's text; one that continues the last message ends with the text of that message.
+
+    Where that text ends in what the template makes of it is found by a mark behind it.
+    """
+    if not prompt.continue_final_message:
+        return template.render(prompt.messages, add_generation_prompt=prompt.add_generation_prompt, **prompt.variables)
+    *before, last = prompt.messages
+    mark = secrets.token_hex(16)
+    marked = [*before, last | {"content": last["content"] + mark}]
+    text, found, _ = template.render(marked, add_generation_prompt=False, **prompt.variables).rpartition(mark)
+    if not found:
+        raise RequestError("the model's chat template leaves out the message to continue", "continue_final_message")
+    return text
+
+
 def decide_max_tokens(request: ParsedRequest, num_prompt_tokens: int, limits: Limits) -> int:
     """Tokens to generate: what the client asks for, else the rest of the context (completions: at most 16 of it).
 
     Raises RequestError, code context_length_exceeded, when prompt and answer do not fit in the context or the pool.
     """
-    is_chat = request.messages is not None
-    param = "messages" if is_chat else "prompt"
+    param = request.prompt_param
     room = limits.max_tokens - num_prompt_tokens
     asked = request.max_tokens
-    if num_prompt_tokens + (asked or 1) > limits.context_length:
-        wanted = f"and {asked} are asked for" if asked else "and at least 1 must be generated"
+    least = 1 if asked is None else asked  # 0: the prompt alone is told
+    if num_prompt_tokens + least > limits.context_length:
+        wanted = "and at least 1 must be generated" if asked is None else f"and {asked} are asked for"
         raise RequestError(
             f"the context has {limits.context_length} tokens; the prompt has {num_prompt_tokens} {wanted}, together "
-            f"{num_prompt_tokens + (asked or 1)}. Shorten the prompt or lower max_tokens",
-            param if room < 1 else "max_tokens",
+            f"{num_prompt_tokens + least}. Shorten the prompt or lower max_tokens",
+            param if room < min(least, 1) else "max_tokens",
             "context_length_exceeded",
         )
-    if (asked or 1) > room:
+    if least > room:
         raise RequestError(
-            f"the prompt has {num_prompt_tokens} tokens and {asked or 1} are asked for, but the largest KV pool of a "
+            f"the prompt has {num_prompt_tokens} tokens and {least} are asked for, but the largest KV pool of a "
             f"decode worker holds {limits.pool_tokens} tokens. Shorten the prompt or lower max_tokens",
-            param if room < 1 else "max_tokens",
+            param if room < min(least, 1) else "max_tokens",
             "context_length_exceeded",
         )
     if asked is not None:
         return asked
-    return room if is_chat else min(room, DEFAULT_COMPLETION_TOKENS)
+    return room if request.is_chat else min(room, DEFAULT_COMPLETION_TOKENS)

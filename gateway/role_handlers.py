@@ -5,7 +5,7 @@ from aiohttp import web
 
 from ..core.errors import RequestError
 from ..core.messages import Role
-from .openai_format import encode_json
+from .openai.answers import encode_json
 from .role_table import RoleTable
 
 

@@ -8,17 +8,22 @@ request waits for its turn, the comment says where it stands.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+import msgspec
 
 from ..core.request import FinishReason, Urgency
 from ..core.timeline import Station, Timeline
 from ..vocab.tokenizer import Tokenizer
 from .admission import Place
-from .choices import Choice, Delta, usage_of
+from .choices import Choice, usage_of
+from .deltas import Delta, PieceParser, PlainText
 from .dispatcher import Dispatcher
-from .generation import Unavailable
+from .generation import Generation, Unavailable
 from .metrics import Metrics
-from .openai_format import SSE_DONE, SSE_KEEP_ALIVE, AnswerFormat, error_object, error_of, sse
+from .openai.answers import SSE_DONE, SSE_KEEP_ALIVE, Usage, answer_of, error_answer, sse
+from .openai.formats import AnswerFormat
+from .openai.request import ParsedRequest
 from .prompts import Prompt
 
 _QUEUE_LOOK_S = 1.0  # a place in the queue that has changed is told this often at most
@@ -27,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Response:
-    """Starts one generation per prompt; `close` must be called, whatever happened, and aborts what still runs.
+    """Starts the generations of all prompts; `close` must be called, whatever happened, and aborts what still runs.
 
     Raises Unavailable from its constructor and its methods when the workers cannot serve it.
     """
@@ -38,12 +43,14 @@ class Response:
         metrics: Metrics,
         tokenizer: Tokenizer,
         answer: AnswerFormat,
+        request: ParsedRequest,
         keep_alive_s: float,
     ):
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._tokenizer = tokenizer
         self._answer = answer
+        self._request = request
         self._keep_alive_s = keep_alive_s
         self._changed = asyncio.Event()
         self._choices: list[Choice] = []
@@ -57,14 +64,34 @@ class Response:
         prompts: Sequence[Prompt],
         namespace: str,
         timeline: Timeline,
-        stop: Sequence[str],
         urgency: Urgency,
+        new_parser: Callable[[], PieceParser] = PlainText,
     ) -> None:
-        """Hands all prompts to the dispatcher."""
-        for index, prompt in enumerate(prompts):
-            generation = self._dispatcher.submit(prompt, namespace, timeline, self._changed, urgency)
-            self._choices.append(Choice(index, generation, self._tokenizer, stop))
+        """Hands all prompts to the dispatcher. Choices are numbered prompt by prompt."""
+        rules = self._request.rules
+        for prompt in prompts:
+            generations = self._generations(prompt, namespace, timeline, urgency)
+            for generation in generations:
+                index = len(self._choices)
+                choice = Choice(index, generation, generations[0], self._tokenizer, rules, new_parser())
+                self._choices.append(choice)
         self._first_place = self._place()
+
+    def _generations(
+        self, prompt: Prompt, namespace: str, timeline: Timeline, urgency: Urgency
+    ) -> Sequence[Generation]:
+        num_sampled = self._request.num_sampled
+        if prompt.sampling.max_tokens == 0 and prompt.num_prompt_logprobs is None:
+            # The prompt alone is the answer: no worker is needed for it.
+            ended = [
+                Generation("", prompt, namespace, self._changed, timeline, self._started_at) for _ in range(num_sampled)
+            ]
+            for generation in ended:
+                generation.finish(FinishReason.LENGTH)
+            return ended
+        return self._dispatcher.submit(
+            prompt, namespace, timeline, self._changed, urgency=urgency, num_choices=num_sampled
+        )
 
     def close(self) -> None:
         """Aborts the generations that have not ended and counts them all."""
@@ -73,8 +100,10 @@ class Response:
             generation = choice.generation
             self._dispatcher.cancel(generation, "the client left")
             reason = "error" if generation.error is not None else choice.finish_reason or FinishReason.ABORT
-            cached = generation.num_cached_tokens or 0
-            self._metrics.answered(len(generation.prompt.token_ids), cached, seconds, reason)
+            is_first = generation is choice.lead  # the prompt of several choices counts once
+            num_prompt_tokens = len(generation.prompt.token_ids) if is_first else 0
+            num_cached_tokens = (generation.num_cached_tokens or 0) if is_first else 0
+            self._metrics.answered(num_prompt_tokens, num_cached_tokens, seconds, reason)
 
     @property
     def timeline(self) -> Timeline:
@@ -103,19 +132,21 @@ class Response:
         """The answer in one piece, encoded."""
         async for _ in self._deltas(None):
             pass
-        return self._answer.whole([choice.finished() for choice in self._choices], usage_of(self._choices))
+        choices = [choice.finished() for choice in self._best()]
+        numbered = [msgspec.structs.replace(choice, index=index) for index, choice in enumerate(choices)]
+        return self._answer.whole(numbered, usage_of(self._choices))
 
     async def wait_for_start(self) -> None:
         """Returns when the first chunk is there, or after the keep-alive time: until then an error can still be a plain
         HTTP error.
         """
         deadline = time.monotonic() + self._keep_alive_s
-        while not any(c.generation.output_token_ids or c.generation.ended for c in self._choices):
+        while not any(choice.generation.output_token_ids or choice.generation.ended for choice in self._choices):
             if not await self._wait(max(deadline - time.monotonic(), 0.0)):
                 break
         self._raise_error()
 
-    async def events(self, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events up to [DONE]; what comes together is joined. An error becomes the last event."""
         try:
             if (place := self._place()) is not None:
@@ -126,26 +157,42 @@ class Response:
                 elif (comment := self._comment()) is not None:
                     yield comment
         except Unavailable as error:
-            yield sse(error_of(error))
+            yield sse(answer_of(error))
             return
         except Exception:  # a bug here: the client must still be told, or it takes the cut for the end
             logger.exception("a stream failed")
-            yield sse(error_object("the gateway failed to spell this answer", 500))
+            yield sse(error_answer("the gateway failed to spell this answer", 500))
             return
-        usage = self._answer.usage(usage_of(self._choices)) if include_usage else b""
+        usage = self._answer.usage(usage_of(self._choices)) if self._request.include_usage else b""
         yield usage + f": timing {spell_timing(self.timeline)}\n\n".encode() + SSE_DONE
 
     def _spell(self, delta: Delta) -> bytes:
         choice = self._choices[delta.index]
+        usage = self._usage_so_far()
         parts = []
         if not choice.started:
             choice.started = True
             parts.append(self._answer.first(delta.index))
-        if delta.token_ids or delta.text:  # a token without text of its own is progress too
-            parts.append(self._answer.delta(delta.index, delta.text, delta.token_ids))
+        # A token without text of its own is progress too.
+        if delta.token_ids or delta.pieces or delta.echo is not None:
+            parts.append(self._answer.delta(delta, usage))
         if delta.finish_reason is not None:
-            parts.append(self._answer.last(delta.index, delta.finish_reason))
+            parts.append(self._answer.last(delta.index, delta.finish_reason, usage))
         return b"".join(parts)
+
+    def _usage_so_far(self) -> Usage | None:
+        return usage_of(self._choices) if self._request.continuous_usage else None
+
+    def _best(self) -> list[Choice]:
+        """Of each prompt the choices to tell: all, or the likeliest of what was sampled, best first."""
+        num_sampled, num_told = self._request.num_sampled, self._request.num_choices
+        if num_sampled == num_told:
+            return self._choices
+        best = []
+        for start in range(0, len(self._choices), num_sampled):
+            of_prompt = self._choices[start : start + num_sampled]
+            best += sorted(of_prompt, key=lambda choice: -choice.mean_logprob)[:num_told]
+        return best
 
     def _place(self) -> Place | None:
         """In the queue; None as soon as one of the choices does not wait there any more."""
@@ -186,7 +233,8 @@ class Response:
         generation = choice.generation
         if generation.output_token_ids and Station.FIRST_CHUNK not in generation.timeline.stamps:
             generation.timeline = generation.timeline.stamped(Station.FIRST_CHUNK)
-            self._metrics.first_token(generation.timeline)
+            if generation is choice.lead:
+                self._metrics.first_token(generation.timeline)
         delta = choice.advance()
         if delta is not None and delta.stopped_early:
             self._dispatcher.cancel(generation, "a stop string was generated")

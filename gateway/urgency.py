@@ -26,13 +26,11 @@ def given_tier(service_tier: str | None) -> str | None:
     return _TIERS[service_tier][0]
 
 
-def urgency_of(priority: int, tier: str | None, authorization: str) -> Urgency:
-    """`priority` is in PRIORITIES, `tier` as `given_tier` says, `authorization` the header.
+def urgency_of(priority: int, tier: str | None, api_key: str) -> Urgency:
+    """`priority` is in PRIORITIES, `tier` as `given_tier` says, `api_key` as the client sent it, "" none.
 
     The key is a digest: who shares fairly must be told apart, but a worker need not see anybody's API key.
     """
     _, num_higher, is_batch = _TIERS[tier or "default"]
-    scheme, _, token = authorization.partition(" ")
-    token = token.strip() if scheme.lower() == "bearer" else ""
-    key = hashlib.sha256(token.encode()).hexdigest()[:_KEY_DIGITS] if token else ""
+    key = hashlib.sha256(api_key.encode(errors="surrogateescape")).hexdigest()[:_KEY_DIGITS] if api_key else ""
     return Urgency(max(priority + DEFAULT_PRIORITY - num_higher, 0), key, is_batch)

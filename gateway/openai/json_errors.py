@@ -6,7 +6,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from ..core.errors import RequestError
+from ...core.errors import RequestError
 
 _LONGEST_TEXT = 300  # characters of a decoder's complaint
 _LONGEST_PARAM = 120

@@ -1,0 +1,183 @@
+"""The JSON that clients send: the bodies of all endpoints. /openapi.json is made of the same structs.
+
+Types and ranges are checked by the decoder, the rest in `parser.py`. None is the same as absent. A field that is not
+here is ignored. One of type `Refused` is known and cannot be honoured; any value but its neutral ones is refused
+(`refused.py`), because to ignore it would give another answer than was asked for.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ..urgency import PRIORITIES
+
+MAX_CHOICES = 128
+MAX_COMPLETION_LOGPROBS = 5
+MAX_CHAT_LOGPROBS = 20
+
+Refused = Annotated[Any, Meta(description="Known, and not supported: only values that ask for nothing pass.")]
+
+TokenIds = list[Annotated[int, Meta(ge=0)]]
+_Bias = Annotated[float, Meta(ge=-100, le=100)]
+_PromptText = {"type": "string", "minLength": 1}
+_PromptIds = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_Prompt = Annotated[
+    Any,
+    Meta(
+        description="A text, texts, token ids, or lists of token ids.",
+        extra_json_schema={
+            "anyOf": [
+                _PromptText,
+                {"type": "array", "minItems": 1, "items": _PromptText},
+                _PromptIds,
+                {"type": "array", "minItems": 1, "items": _PromptIds},
+            ]
+        },
+    ),
+]
+
+
+class StreamOptions(msgspec.Struct):
+    """`include_usage`: one more chunk at the end. `continuous_usage_stats`: counts so far with every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class CommonFields(msgspec.Struct, kw_only=True):
+    """Fields of completions and chat."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: int | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, _Bias] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Meta(ge=PRIORITIES[0], le=PRIORITIES[1])] | None = None
+    service_tier: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    add_special_tokens: bool | None = None
+
+    prompt_logprobs: Refused = None
+    length_penalty: Refused = None
+    use_beam_search: Refused = None
+    bad_words: Refused = None
+    allowed_token_ids: Refused = None
+    truncate_prompt_tokens: Refused = None
+    return_tokens_as_token_ids: Refused = None
+    prompt_embeds: Refused = None
+    functions: Refused = None
+    function_call: Refused = None
+    tools: Refused = None
+    tool_choice: Refused = None
+    modalities: Refused = None
+    audio: Refused = None
+    response_format: Refused = None
+    structured_outputs: Refused = None
+    guided_json: Refused = None
+    guided_regex: Refused = None
+    guided_choice: Refused = None
+    guided_grammar: Refused = None
+    regex: Refused = None
+    grammar: Refused = None
+    chat_template: Refused = None
+
+
+class CompletionRequest(CommonFields, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: _Prompt = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
+
+    suffix: Refused = None
+    chat_template_kwargs: Refused = None
+    continue_final_message: Refused = None
+    add_generation_prompt: Refused = None
+
+
+class ContentPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(msgspec.Struct):
+    """`arguments`: a JSON object, as text or as it is."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class MessageToolCall(msgspec.Struct):
+    function: CalledFunction
+    id: str | None = None
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    function_call: Refused = None
+    audio: Refused = None
+
+
+class ChatCompletionRequest(CommonFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_CHAT_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    best_of: Refused = None
+    echo: Refused = None
+    suffix: Refused = None
+    documents: Refused = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: a text, or messages as in chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    tools: Refused = None
+    chat_template: Refused = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: TokenIds
+    model: str | None = None
