@@ -4,6 +4,7 @@ Copies run on a stream of their own and are complete when a call returns, so the
 compute stream. The streams are not ordered by events, because callers keep them apart: `gather` is asked only for
 layers that are computed (ModelRunner.progress), and `scatter` only for blocks that no step in flight reads or writes
 (blocks are given up when the last step of their old owner is collected, and read when the hand-over is committed).
+`copy_block` may copy slots that a step in flight writes; whoever gets the copy writes them anew before it reads them.
 """
 
 from collections.abc import Sequence
@@ -79,6 +80,11 @@ class DeviceKVCachePool(KVCachePool):
                 source = self._staged(buffer.nbytes)
                 source.copy_(buffer, non_blocking=True)
             scatter_tokens(self._blocks, table, start - first, stop - first, layers.start, layers.stop, source)
+        self._copies.wait()
+
+    def copy_block(self, source: int, target: int) -> None:
+        with self._copies():
+            super().copy_block(source, target)
         self._copies.wait()
 
     def checksum(self, piece: Tensor) -> int:

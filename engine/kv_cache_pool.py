@@ -83,6 +83,10 @@ class KVCachePool:
         for block, span, part in self._spans(block_table, start, stop, layers):
             block[:, span].copy_(source[:, part])
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy all of a block into another one, which no step in flight uses."""
+        self._blocks[target].copy_(self._blocks[source])
+
     def checksum(self, piece: Tensor) -> int:
         """Of the bytes of a tensor (uint8, contiguous), computed where they are: equal for equal bytes anywhere."""
         return int(reference.checksum(piece))

@@ -42,6 +42,10 @@ class ModelRunner:
         self.num_steps = 0
         self.progress = LayerProgress([(len(model.layers), record_event(device))])  # of the step launched last
 
+    def start_counting(self) -> None:
+        """What was computed until now was for nobody."""
+        self.num_tokens_computed = self.num_steps = 0
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Compute the batch and write its keys and values into the pool.

@@ -2,7 +2,7 @@
 
 A row is greedy (the highest logit, the lowest id among equals) or sampled:
 
-1. suppressed ids get -inf;
+1. its logits are changed: penalties, bias, what must not come (logit_changes.py);
 2. top-k, top-p and min-p, in this order, each say how small a logit may be; a token stays if it passes all three;
 3. the token is the argmax of (logit - highest logit) / temperature + Gumbel noise, which is a draw from the softmax of
    the kept tokens. The noise is counted (core/counted_random.py): a function of seed, choice, position and token id.
@@ -10,6 +10,8 @@ A row is greedy (the highest logit, the lowest id among equals) or sampled:
 The tie rule: a filter keeps or drops tokens of equal logits together. So top-k keeps more than k tokens when others
 equal the k-th, and top-p keeps all tokens that equal the last one needed to reach its mass. A filter is then one
 threshold, which every device can apply without sorting.
+
+Log-probabilities are those of the logits as they came from the model: of the chosen token, and of the likeliest ones.
 """
 
 import math
@@ -17,14 +19,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.errors import LocalProtocolError
 from ..core.request import SamplingParams
-from .launched import KnownTokens, LaunchedTokens
+from ..kernels.cpu import token_logprobs
+from .launched import AskedLogprobs, KnownTokens, LaunchedLogprobs, LaunchedTokens, record_event
+from .logit_changes import changed_on_host
 from .philox import MAX_GUMBEL, gumbel, random_words, seed_words
+from .token_counts import TokenCounts
 
 # Below this temperature float32 logits that differ at all are too far apart for the noise to matter.
 _GREEDY_TEMPERATURE = 1e-7
@@ -41,6 +48,8 @@ class SamplingRow:
     position: int  # index of the sampled token in prompt + output
     suppress: tuple[int, ...] = ()  # ids that must not come (end of sequence while min_tokens is not reached)
     feedback_slot: int = -1  # >= 0: the token is left there for the next step too
+    counts: TokenCounts | None = None  # for the penalties; None: there are none
+    allowed: NDArray[np.int32] | None = None  # bit mask of the tokens that may come, [ceil(vocab_size / 32)]
 
     @property
     def greedy(self) -> bool:
@@ -54,9 +63,12 @@ class Sampler(Protocol):
         """Start choosing one token per row of `logits` `[n, vocab_size]` float32, which is left as it is.
 
         The tokens go to the rows' feedback slots as well, on the device. None for a row without a finite highest logit
-        (the model overflowed, or all is suppressed): it must not cost the others their tokens. Raises
-        LocalProtocolError if the numbers of rows differ.
+        (the model overflowed, or all is suppressed): it must not cost the others their tokens. What rows refer to may
+        change once this returns. Raises LocalProtocolError if the numbers of rows differ.
         """
+
+    def score(self, logits: Tensor, token_ids: Sequence[int], num_top: int) -> LaunchedLogprobs:
+        """Start computing the log-probabilities of one given token, and of the likeliest ones, per row of `logits`."""
 
 
 class HostSampler:
@@ -70,16 +82,29 @@ class HostSampler:
         for row, token_id in zip(rows, token_ids, strict=True):
             if row.feedback_slot >= 0:
                 self._feedback[row.feedback_slot] = -1 if token_id is None else token_id
-        return KnownTokens(token_ids)
+        asked = [i for i, row in enumerate(rows) if row.params.num_logprobs is not None]
+        return KnownTokens(token_ids, self._ask(logits, rows, token_ids, asked) if asked else None)
+
+    @staticmethod
+    def _ask(
+        logits: Tensor, rows: Sequence[SamplingRow], token_ids: list[int | None], asked: list[int]
+    ) -> AskedLogprobs:
+        num_top = [num_top_of(rows[i], logits.shape[1]) for i in asked]
+        chosen = torch.tensor([token_ids[i] or 0 for i in asked])  # 0: without a token nobody reads them
+        scores = token_logprobs(logits[asked], chosen, max(num_top))
+        return AskedLogprobs(asked, LaunchedLogprobs(*scores, num_top, record_event(logits.device)))
+
+    @torch.inference_mode()
+    def score(self, logits: Tensor, token_ids: Sequence[int], num_top: int) -> LaunchedLogprobs:
+        num_top = min(num_top, logits.shape[1])
+        scores = token_logprobs(logits, torch.tensor(token_ids), num_top)
+        return LaunchedLogprobs(*scores, [num_top] * len(logits), record_event(logits.device))
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
         """One token id per row, or None; see `Sampler.launch`."""
         check_rows(logits, rows)
-        if any(row.suppress for row in rows):
-            logits = logits.clone()
-            for i, row in enumerate(rows):
-                logits[i, list(row.suppress)] = -torch.inf
+        logits = changed_on_host(logits, rows)
         best, token_ids = logits.max(-1)
         chosen = [i if ok else None for i, ok in zip(token_ids.tolist(), best.isfinite().tolist(), strict=True)]
         drawn = [i for i, row in enumerate(rows) if not row.greedy and chosen[i] is not None]
@@ -93,6 +118,11 @@ class HostSampler:
 def check_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
     if len(rows) != len(logits):
         raise LocalProtocolError(f"{len(logits)} rows of logits for {len(rows)} sampling rows")
+
+
+def num_top_of(row: SamplingRow, vocab_size: int) -> int:
+    """How many of the likeliest tokens the row asks for."""
+    return min(row.params.num_logprobs or 0, vocab_size)
 
 
 def lowest_kept(logits: Tensor, params: SamplingParams) -> float:

@@ -5,13 +5,17 @@ from .elementwise import apply_rope, rms_norm, silu_and_mul
 from .feedback import resolve_feedback
 from .kernels import CpuKernels
 from .linear import LINEAR_DTYPES, fp16_linear_available, pack_linear
+from .logits import add_bias, apply_penalties, keep_allowed, token_logprobs
 
 __all__ = [
     "LINEAR_DTYPES",
     "AttentionPlan",
     "CpuKernels",
+    "add_bias",
+    "apply_penalties",
     "apply_rope",
     "fp16_linear_available",
+    "keep_allowed",
     "pack_linear",
     "paged_attention",
     "plan_attention",
@@ -19,4 +23,5 @@ __all__ = [
     "rms_norm",
     "silu_and_mul",
     "store_kv",
+    "token_logprobs",
 ]
