@@ -36,8 +36,8 @@ class Mix:
         return TraceRow(0.0, sum(self.prompts) // 2, sum(self.answers) // 2)
 
 
-MIXES = {  # small enough for a core a worker
-    mix.name: mix for mix in (Mix("chat", (32, 128), (16, 48)), Mix("prompt-heavy", (200, 500), (4, 12)))
+MIXES = {  # so short that a core a worker serves several a second: in a minute there are enough to tell settings apart
+    mix.name: mix for mix in (Mix("chat", (16, 48), (8, 24)), Mix("prompt-heavy", (48, 144), (4, 6)))
 }
 
 

@@ -1,6 +1,6 @@
 """The tuners on a real server against fixed settings, and how well learned costs predict another workload.
 
-    python scripts/measure_tuning.py [--results FILE] [--rounds 3] [--measure 40] [--settle 45]
+    python scripts/measure_tuning.py [--results FILE [--runs N]] [--rounds 3] [--measure 50] [--settle 20]
 
 For each of two workloads: targets are 4 x and 2 x the unloaded medians, the capacity is the rate at which 90 % of the
 requests keep both, and the rate offered is a share of it. Then every setting of a small grid (tokens a step x running
@@ -11,7 +11,8 @@ targets. All settings have the targets, so admission is the same.
 Last, on servers that have learned their costs from the first workload alone, the second one runs: what the costs
 predict for its forward passes, all together, against what they took.
 
-With --results FILE what was measured is kept there, a line each, and a second start goes on where the first one ended.
+With --results FILE what was measured is kept there, a line each, and a second start goes on where the first one ended;
+with --runs N it measures N things, of a minute or two each, and leaves the rest to the next start.
 """
 
 import argparse
@@ -33,7 +34,10 @@ serving = load_module("tests/serving.py")
 GRID = tuple((budget, cap) for budget in (64, 512) for cap in (8, 64))  # tokens a step, running requests
 TUNED = "tuned"
 LOAD = 0.85  # of the capacity
-FIXED_SETTLE_S = 8.0  # fixed settings have nothing to learn
+
+
+class AllForNowError(Exception):
+    """As much was measured as this start should."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -44,10 +48,11 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Notebook:
-    """What was measured, in a file when there is one."""
+    """What was measured, in a file when there is one. `num_new`: no more is measured; None: all there is."""
 
-    def __init__(self, path: Path | None):
+    def __init__(self, path: Path | None, num_new: int | None):
         self._path = path
+        self._num_left = num_new
         self._lines: dict[str, dict[str, float]] = {}
         if path is not None and path.exists():
             for text in path.read_bytes().splitlines():
@@ -55,10 +60,15 @@ class Notebook:
                 self._lines[line.key] = line.values
 
     def get(self, key: str) -> dict[str, float] | None:
+        """None: it is to be measured now. Raises AllForNowError when it should be, but not by this start."""
+        if key not in self._lines and self._num_left == 0:
+            raise AllForNowError
         return self._lines.get(key)
 
     def add(self, key: str, values: dict[str, float]) -> dict[str, float]:
         self._lines[key] = values
+        if self._num_left is not None:
+            self._num_left -= 1
         print(f"{key}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()), flush=True)
         if self._path is not None:
             with self._path.open("ab") as file:
@@ -72,7 +82,7 @@ class Measuring:
     def __init__(self, arguments: argparse.Namespace, folder: Path):
         self._arguments = arguments
         self._folder = folder
-        self._notebook = Notebook(arguments.results)
+        self._notebook = Notebook(arguments.results, arguments.runs)
 
     def targets(self, mix: Mix) -> Targets:
         key = f"{mix.name} targets"
@@ -87,7 +97,7 @@ class Measuring:
         if (found := self._notebook.get(key)) is None:
             targets = self.targets(mix)
             with self._serve(*targets.flags) as server:
-                rate = capacity(server.url, mix, targets, self._arguments.measure / 2, seed=100)
+                rate = capacity(server.url, mix, targets, self._arguments.settle, seed=100)
                 found = self._notebook.add(key, {"rate": rate})
         return LOAD * found["rate"]
 
@@ -96,7 +106,7 @@ class Measuring:
         key = f"{mix.name} {setting} round {number}"
         if (found := self._notebook.get(key)) is None:
             targets, rate = self.targets(mix), self.rate(mix)
-            settle = self._arguments.settle if setting == TUNED else FIXED_SETTLE_S
+            settle = self._arguments.settle
             before, measured = rows(mix, rate, settle, 1000 + number), rows(mix, rate, self._arguments.measure, number)
             moved = [msgspec.structs.replace(row, timestamp=row.timestamp + 1000 * settle) for row in measured]
             with self._serve(*targets.flags, *flags_of(setting)) as server:
@@ -171,29 +181,36 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--results", type=Path, help="keep what was measured in this file, and go on from it")
+    parser.add_argument("--runs", type=int, help="measure no more than this many things; with --results")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--measure", type=float, default=40.0, help="seconds of each measurement")
-    parser.add_argument("--settle", type=float, default=45.0, help="seconds of load in which the tuners learn before")
+    parser.add_argument("--measure", type=float, default=50.0, help="seconds of each measurement")
+    parser.add_argument("--settle", type=float, default=20.0, help="seconds of the same load before it")
     return parser.parse_args()
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def measure_all(measuring: Measuring, num_rounds: int) -> None:
     settings = [f"{budget} x {cap}" for budget, cap in GRID] + [TUNED]
-    with tempfile.TemporaryDirectory() as folder:
-        measuring = Measuring(arguments, Path(folder))
-        for mix in MIXES.values():
-            goodputs: dict[str, list[float]] = {setting: [] for setting in settings}
-            for number in range(arguments.rounds):
-                turn = number % len(settings)
-                for setting in settings[turn:] + settings[:turn]:
-                    goodputs[setting].append(measuring.goodput(mix, setting, number))
-            show(mix, goodputs)
-        predictions = [measuring.prediction(number) for number in range(arguments.rounds)]
+    for mix in MIXES.values():
+        goodputs: dict[str, list[float]] = {setting: [] for setting in settings}
+        for number in range(num_rounds):
+            turn = number % len(settings)
+            for setting in settings[turn:] + settings[:turn]:
+                goodputs[setting].append(measuring.goodput(mix, setting, number))
+        show(mix, goodputs)
+    predictions = [measuring.prediction(number) for number in range(num_rounds)]
     print("\npredicted / measured - 1, learned on one workload, checked on the other:")
     for worker in predictions[0]:
         errors = [errors[worker] for errors in predictions]
         print(f"{worker}: median {statistics.median(errors):+.1%}, from {min(errors):+.1%} to {max(errors):+.1%}")
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            measure_all(Measuring(arguments, Path(folder)), arguments.rounds)
+        except AllForNowError:
+            print("more is to be measured: start again with the same --results", flush=True)
 
 
 if __name__ == "__main__":
