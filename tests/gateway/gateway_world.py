@@ -32,7 +32,7 @@ from baton.core.messages import (
     TokenChunk,
     WorkerInfo,
 )
-from baton.core.request import FinishReason
+from baton.core.request import FinishReason, TokenLogprobs
 from baton.core.timeline import Station, Timeline
 from baton.gateway.app import serving
 from baton.gateway.gateway import Gateway
@@ -92,7 +92,10 @@ class FakeChannel:
 
 @dataclass
 class FakeWorker:
-    """Answers every prompt with the tokens of `answer`; at once, or when the test says so (`auto` False)."""
+    """Answers every prompt with the tokens of `answer`; at once, or when the test says so (`auto` False).
+
+    Choice k leaves out the first k tokens. Log-probabilities are those of `fake_logprobs`.
+    """
 
     channel: FakeChannel
     info: WorkerInfo
@@ -105,7 +108,7 @@ class FakeWorker:
     hands_over: bool = True  # False: decode says that it had to compute the prompt itself
     received: list[Message] = field(default_factory=list)
     live: dict[str, GenerateRequest] = field(default_factory=dict)
-    sent: dict[str, int] = field(default_factory=dict)
+    sent: dict[tuple[str, int], int] = field(default_factory=dict)  # (id, choice) of what has not ended
 
     @property
     def ref(self) -> NodeRef:
@@ -127,6 +130,7 @@ class FakeWorker:
         """As a killed process: unreachable, and silent."""
         self.unreachable = True
         self.live.clear()
+        self.sent.clear()
 
     def say(self, body: Message) -> None:
         self.channel.inbox.put_nowait(Incoming(self.ref, body))
@@ -136,11 +140,13 @@ class FakeWorker:
         match body:
             case GenerateRequest(request=request):
                 self.live[request.request_id] = body
-                self.sent[request.request_id] = len(request.output_token_ids)
+                for choice in request.choices:
+                    self.sent[request.request_id, choice] = len(request.output_token_ids)
                 if self.auto or is_probe(body):
                     self.finish(request.request_id)
-            case AbortRequest(request_id=request_id):
-                self.live.pop(request_id, None)
+            case AbortRequest(request_id=request_id, choice=choice):
+                for key in [key for key in self.sent if key[0] == request_id and choice in (None, key[1])]:
+                    self._end(key)
             case LedgerQuery(query_id=query_id) if self.answers_queries:
                 n = len(self.live)
                 self.say(LedgerReport(query_id, Ledger(256, 256 - n, 0, n, 0, 0, 0, n, 0, 0, 0)))
@@ -155,40 +161,62 @@ class FakeWorker:
         (request_id,) = [r for r, message in self.live.items() if not is_probe(message)]
         return request_id
 
-    def emit(self, request_id: str, count: int, *, index: int | None = None) -> None:
-        """The next `count` tokens of the answer, or `count` from `index` again."""
-        start = self.sent[request_id] if index is None else index
+    def emit(self, request_id: str, count: int, *, index: int | None = None, choice: int | None = None) -> None:
+        """The next `count` tokens of the answer, or `count` from `index` again; of one choice, or of all."""
+        for key in [key for key in self.sent if key[0] == request_id and choice in (None, key[1])]:
+            self._emit(key, count, index)
+
+    def _emit(self, key: tuple[str, int], count: int, index: int | None) -> None:
+        request_id, choice = key
+        start = self.sent[key] if index is None else index
         request = self.live[request_id].request
-        tokens = self._whole_answer(request_id)
+        tokens = self._whole_answer(request_id, choice)
         stop = min(start + count, len(tokens))
-        self.sent[request_id] = max(stop, self.sent[request_id])
+        self.sent[key] = max(stop, self.sent[key])
         first = start == len(request.output_token_ids)
-        ended = stop == len(tokens)
         reason = None
-        if ended:
-            reason = FinishReason.STOP if tokens[-1] in request.sampling.stop_token_ids else FinishReason.LENGTH
-            del self.live[request_id]
-        chunk = TokenChunk(request_id, 0, start, tokens[start:stop], reason)
+        if stop == len(tokens):
+            ended = tokens and tokens[-1] in request.sampling.stop_token_ids
+            reason = FinishReason.STOP if ended else FinishReason.LENGTH
+            self._end(key)
+        chunk = TokenChunk(request_id, choice, start, tokens[start:stop], reason)
+        if request.sampling.num_logprobs is not None:
+            scores = [fake_logprobs(token_id, request.sampling.num_logprobs) for token_id in chunk.token_ids]
+            chunk = msgspec.structs.replace(chunk, logprobs=scores)
         if first:
             timeline = worker_timeline(self.hands_over)
             chunk = msgspec.structs.replace(chunk, num_cached_tokens=self.cached_tokens, timeline=timeline)
+        if first and request.num_prompt_logprobs is not None and choice == request.choices[0]:
+            of_prompt = [fake_logprobs(i, request.num_prompt_logprobs) for i in request.prompt_token_ids[1:]]
+            chunk = msgspec.structs.replace(chunk, prompt_logprobs=of_prompt)
         self.say(chunk)
+
+    def _end(self, key: tuple[str, int]) -> None:
+        del self.sent[key]
+        if not any(request_id == key[0] for request_id, _ in self.sent):
+            self.live.pop(key[0], None)
 
     def finish(self, request_id: str) -> None:
         while request_id in self.live:
             self.emit(request_id, self.chunk_size)
 
     def refuse(self, request_id: str, message: str, *, retryable: bool) -> None:
-        del self.live[request_id]
+        for key in [key for key in self.sent if key[0] == request_id]:
+            self._end(key)
         self.say(RequestFailed(request_id, message, retryable))
 
-    def _whole_answer(self, request_id: str) -> list[int]:
+    def _whole_answer(self, request_id: str, choice: int) -> list[int]:
         sampling = self.live[request_id].request.sampling
-        tokens = [*self.answer, *self.answer][: sampling.max_tokens]
+        tokens = [*self.answer[choice:], *self.answer][: sampling.max_tokens]
         for position, token_id in enumerate(tokens):
             if token_id in sampling.stop_token_ids:
                 return tokens[: position + 1]
         return tokens
+
+
+def fake_logprobs(token_id: int, num_top: int) -> TokenLogprobs:
+    """Token n has log-probability -n/100; the likeliest at its place are it, n + 1, n + 2 ..."""
+    return TokenLogprobs(-token_id / 100, tuple((token_id + i, -(token_id + i) / 100) for i in range(num_top)))
 
 
 def is_probe(message: Message) -> bool:
