@@ -35,6 +35,7 @@ class Event(StrEnum):
     KV_COMMITTED = "kv_committed"  # all KV and the hidden state are in
     PREFIX_RETURNED = "prefix_returned"  # prefill: the prefix that decode had is in, or will not come
     KV_FAILED = "kv_failed"  # the hand-over ended early: compute the rest here
+    FORKED = "forked"  # decode: another choice of the same prompt has its KV; the first token can be sampled
     PROMPT_COMPUTED = "prompt_computed"  # decode: the first token can be sampled
     PROMPT_HANDED_ON = "prompt_handed_on"  # prefill: the last chunk is computed
     PREEMPTED = "preempted"
@@ -45,6 +46,7 @@ TRANSITIONS: dict[Phase, dict[Event, Phase]] = {
     Phase.WAITING: {
         Event.GRANTED: Phase.RECEIVING,
         Event.ADMITTED: Phase.COMPUTING,
+        Event.FORKED: Phase.RUNNING,
         Event.ENDED: Phase.FINISHED,
     },
     Phase.RECEIVING: {

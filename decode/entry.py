@@ -8,13 +8,17 @@ from ..core.messages import NodeRef, TokenChunk
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.timeline import Station, Timeline
+from ..engine.forward_batch import Chunk
 from ..engine.sampler import SamplingRow
 from .output import finish_reason, suppressed_tokens
 
 
-@dataclass
+@dataclass(eq=False)
 class DecodeEntry:
+    """One choice of a request. `choice` may change until its first token is launched (see forks.py)."""
+
     request: Request
+    choice: int
     sequence: Sequence
     gateway: NodeRef
     prefill: NodeRef | None
@@ -28,7 +32,21 @@ class DecodeEntry:
         """How to sample the next token."""
         sampling, sequence = self.request.sampling, self.sequence
         suppress = suppressed_tokens(sequence.num_output_tokens, sampling)
-        return SamplingRow(sampling, 0, sequence.num_tokens, suppress, self.feedback_slot)
+        return SamplingRow(sampling, self.choice, sequence.num_tokens, suppress, self.feedback_slot)
+
+    def chunk(self, num_tokens: int, *, is_decode: bool) -> Chunk:
+        """The next tokens of its sequence. One that is still pending is read on the device, where it was sampled."""
+        sequence = self.sequence
+        start, stop = sequence.num_launched_tokens, sequence.num_launched_tokens + num_tokens
+        is_pending = stop > len(sequence.token_ids)
+        return Chunk(
+            token_ids=[0] if is_pending else sequence.token_ids[start:stop],
+            start=start,
+            block_table=sequence.block_table,
+            wants_hidden=stop == sequence.num_tokens,
+            is_decode=is_decode,
+            feedback_slot=self.feedback_slot if is_pending else -1,
+        )
 
     @property
     def has_all_tokens(self) -> bool:
@@ -44,8 +62,8 @@ class DecodeEntry:
         if first:
             self.stamp_once(Station.FIRST_TOKEN)
         return TokenChunk(
-            sequence.request_id,
-            choice=0,
+            self.request.request_id,
+            choice=self.choice,
             index=index,
             token_ids=[token_id],
             finish_reason=finish_reason(token_id, sequence.num_known_output_tokens, self.request.sampling),

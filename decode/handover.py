@@ -6,12 +6,15 @@
       | promised, if it is still here   ------>  |   (only where decode knows more of the prompt than prefill)
       |  <------  pieces of what decode lacks    |
       |  <------  commit: the last hidden state  |
-    `take_committed`: the first token can be sampled
+    the first token can be sampled
 
 Whatever goes wrong, the request is left with what has arrived, and the rest of it is computed here.
 """
 
 import logging
+
+import torch
+from torch import Tensor
 
 from ..core.lifecycle import Event, Phase
 from ..core.messages import KVAbort, KVCommit, NodeRef
@@ -26,7 +29,6 @@ logger = logging.getLogger(__name__)
 class Handovers:
     def __init__(self, bench: Workbench):
         self._bench = bench
-        self._committed: list[tuple[DecodeEntry, KVCommit]] = []  # their first token is not sampled yet
 
     def open(self, entry: DecodeEntry, now: float) -> None:
         """The request has its blocks: let the prefill worker send what is missing in them."""
@@ -55,12 +57,12 @@ class Handovers:
         self._bench.link.computed(return_id, num_tokens, now)
         self._bench.link.finish(return_id, b"", num_tokens, Timeline(), now)
 
-    def commit(self, entry: DecodeEntry, commit: KVCommit, timeline: Timeline) -> None:
-        """All KV and the last hidden state are in."""
+    def commit(self, entry: DecodeEntry, commit: KVCommit, timeline: Timeline) -> Tensor | None:
+        """All KV is in. Returns the last hidden state, `[hidden_size]` float32, or None when it is not one."""
         sequence = entry.sequence
         if len(commit.hidden) != 4 * self._bench.engine.model_config.hidden_size:
             self.fail(entry, f"a hidden state of {len(commit.hidden)} bytes", sequence.num_tokens)
-            return
+            return None
         sequence.on(Event.KV_COMMITTED)
         self._stop_returning(entry, "the hand-over is complete")
         self._bench.blocks.settle(sequence)
@@ -69,12 +71,7 @@ class Handovers:
         entry.count_cached(commit.num_cached_tokens)
         entry.timeline = entry.timeline.merged(timeline)
         entry.stamp_once(Station.HANDED_OVER)
-        self._committed.append((entry, commit))
-
-    def take_committed(self) -> list[tuple[DecodeEntry, KVCommit]]:
-        """Those whose hand-over is complete since the last call. Some may have ended since."""
-        committed, self._committed = self._committed, []
-        return committed
+        return torch.frombuffer(bytearray(commit.hidden), dtype=torch.float32)
 
     def fail(self, entry: DecodeEntry, reason: str, contiguous_tokens: int) -> None:
         """Compute here what did not arrive; what did arrive was checked piece by piece and stays."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from ..core.sequence import Sequence
 from ..engine.launched import LaunchedTokens, LayerProgress
 from .entry import DecodeEntry
@@ -16,6 +18,7 @@ class LaunchedStep:
     tokens: LaunchedTokens | None  # None: all chunks end within their prompts
     progress: LayerProgress
     number: int  # SequenceBlocks.step_launched
+    hidden: Tensor | None = None  # a row for each of `sampled`, where others wait for that of one of them
 
     def is_done(self) -> bool:
         return self.progress.is_done() if self.tokens is None else self.tokens.is_done()

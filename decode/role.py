@@ -8,7 +8,8 @@
       |                              | failure (peer died, lease, abort, checksum): what is missing is computed here
       |-- none named ------------> COMPUTING   prompt chunks share the forward passes with everybody's decodes
       v
-    RUNNING     one token a step; the pool used up: the least urgent goes back to WAITING, its KV stays as cache
+    RUNNING     one token a step; the other choices of the prompt have forked off (forks.py)
+      |           the pool used up: the least urgent goes back to WAITING, its KV stays as cache
       | stop token, max_tokens, abort
     FINISHED    prompt and output stay behind in the radix tree; everything else is given back
 
@@ -27,8 +28,8 @@ from ..core.queueing import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step_cost import StepShape
-from ..core.timeline import Station, Timeline
-from ..engine.forward_batch import Chunk, build_forward_batch
+from ..core.timeline import Station
+from ..engine.forward_batch import build_forward_batch
 from ..engine.launched import LaunchedTokens
 from ..radix_cache.block_pool import BlockState
 from ..transfer.channels import Incoming
@@ -37,6 +38,7 @@ from ..worker.membership import Membership
 from ..worker.tuning_report import report_tuning
 from ..worker.workbench import Workbench
 from .entry import DecodeEntry
+from .forks import Forks, are_valid_choices, entries_of
 from .handover import Handovers
 from .launched_step import LaunchedStep
 from .pacing import DecodePacing
@@ -53,7 +55,8 @@ class DecodeRole:
         self._handovers = Handovers(bench)
         pool_tokens = bench.info.num_blocks * bench.info.block_size
         self._pacing = DecodePacing(bench.config.decode, self._scheduler, pool_tokens)
-        self._entries: dict[str, DecodeEntry] = {}
+        self._forks = Forks(bench)
+        self._entries: dict[str, DecodeEntry] = {}  # by the id of the sequence
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._free_slots = list(range(bench.config.decode.max_running))  # of the device's newest tokens
         self._has_newcomer = False  # a request came that `_admit` has not seen
@@ -65,7 +68,7 @@ class DecodeRole:
 
     @property
     def num_waiting(self) -> int:
-        return self._scheduler.num_waiting
+        return self._scheduler.num_waiting + self._forks.num_riding
 
     @property
     def num_running(self) -> int:
@@ -111,12 +114,12 @@ class DecodeRole:
         return worked
 
     def _launch_first_tokens(self) -> None:
-        """The first token of every request whose hand-over is complete: no forward pass, only lm_head and sampling."""
-        committed = [(entry, c) for entry, c in self._handovers.take_committed() if self._is_live(entry)]
-        if not committed:
+        """Of all who have their prompt's KV from elsewhere: no forward pass, only lm_head and sampling."""
+        complete = [(entry, hidden) for entry, hidden in self._forks.take_first_tokens() if self._is_live(entry)]
+        if not complete:
             return
-        entries = [entry for entry, _ in committed]
-        hidden = torch.stack([torch.frombuffer(bytearray(c.hidden), dtype=torch.float32) for _, c in committed])
+        entries = [entry for entry, _ in complete]
+        hidden = torch.stack([hidden for _, hidden in complete])
         number = self._bench.blocks.step_launched()
         self._bench.steps.launched(number, StepShape())
         tokens = self._sample(entries, hidden)
@@ -129,7 +132,7 @@ class DecodeRole:
         chunks, sampled, shape = [], [], plan.shape
         for index, (sequence, num_tokens) in enumerate(plan.chunks):
             entry = self._entries[sequence.request_id]
-            chunks.append(_chunk(entry, num_tokens, is_decode=index < plan.num_decodes))
+            chunks.append(entry.chunk(num_tokens, is_decode=index < plan.num_decodes))
             sequence.launched(num_tokens)
             if sequence.num_uncomputed_tokens == 0:
                 sampled.append(entry)
@@ -140,7 +143,10 @@ class DecodeRole:
         self._pacing.launched(shape, now)
         hidden = self._bench.engine.runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
         tokens = self._sample(sampled, hidden) if sampled else None
-        self._in_flight.append(LaunchedStep(plan.chunks, sampled, tokens, self._bench.engine.runner.progress, number))
+        kept = hidden if any(self._forks.needs_hidden(entry) for entry in sampled) else None
+        self._in_flight.append(
+            LaunchedStep(plan.chunks, sampled, tokens, self._bench.engine.runner.progress, number, kept)
+        )
 
     def _sample(self, entries: list[DecodeEntry], hidden: torch.Tensor) -> LaunchedTokens:
         """Start sampling one token for each entry from `hidden` `[num_entries, hidden_size]`."""
@@ -163,7 +169,7 @@ class DecodeRole:
         token_ids = step.token_ids()
         self._bench.steps.collected(step.number)
         self._bench.blocks.step_collected(step.number)
-        complete = {entry.request.request_id for entry in step.sampled}
+        complete = {entry.sequence.request_id for entry in step.sampled}
         for sequence, num_tokens in step.chunks:
             sequence.collected(num_tokens)
             if sequence.phase is Phase.COMPUTING:
@@ -171,15 +177,17 @@ class DecodeRole:
                     sequence.on(Event.PROMPT_COMPUTED)
                     self._entries[sequence.request_id].stamp_once(Station.PREFILL_COMPUTED, Station.HANDED_OVER)
                 self._bench.blocks.publish(sequence)
+        if step.hidden is not None:
+            rows = torch.from_numpy(self._bench.engine.runner.to_host(step.hidden))
+            for entry, hidden in zip(step.sampled, rows, strict=True):
+                self._prompt_done(entry, hidden.clone())
         for entry, token_id in zip(step.sampled, token_ids, strict=True):
             if not self._is_live(entry):
                 continue
             if token_id is not None:
                 self._emit(entry, token_id)
             else:
-                request_id = entry.request.request_id
-                self._bench.tell(entry.gateway, RequestFailed(request_id, "the model's logits are not finite", False))
-                self._end(request_id)
+                self._fail(entry.request.request_id, "the model's logits are not finite", retryable=False)
 
     def _emit(self, entry: DecodeEntry, token_id: int) -> None:
         chunk = entry.take(token_id)
@@ -187,33 +195,47 @@ class DecodeRole:
         if chunk.finish_reason is not None:
             num_tokens = entry.sequence.num_known_output_tokens
             self._pacing.ended(entry.request.num_prompt_tokens, num_tokens, entry.time_per_output_token())
-            self._end(chunk.request_id)
+            self._end(entry)
             self._bench.reporter.report()  # before the client can come back with its next turn
         self._bench.tell(entry.gateway, chunk)
 
     # ---- blocks ------------------------------------------------------------------------------------------------
 
     def _admit(self, now: float) -> None:
-        """Let requests join while there is a place and there are blocks for them."""
+        """Let requests join while there is a place and there are blocks for them; forks get their first token."""
+        self._admit_next(now)
+        self._launch_first_tokens()
+
+    def _admit_next(self, now: float) -> None:
         self._has_newcomer = False
         while (sequence := self._scheduler.next_waiting(now)) is not None:
             entry = self._entries[sequence.request_id]
-            is_remote = self._membership.knows(entry.prefill)
-            if not is_remote and self._is_being_computed(sequence):
+            source = self._forks.source(entry)
+            if source is None and not self._membership.knows(entry.prefill) and self._is_being_computed(sequence):
                 return
-            state = BlockState.RESERVED if is_remote else BlockState.PRIVATE
-            headroom = self._scheduler.num_running
-            if not self._bench.blocks.acquire(sequence, sequence.num_tokens + 1, state, headroom):
+            if not self._join(entry, source, now):
                 self._bench.share.decode_patience.waits(now, others_end=self._scheduler.has_any_that_advance)
                 return
             self._scheduler.admit(sequence)
             entry.feedback_slot = self._free_slots.pop()
-            if is_remote:
-                self._handovers.open(entry, now)
-            else:
-                sequence.on(Event.ADMITTED)
-                entry.count_cached(sequence.num_computed_tokens)
         self._bench.share.decode_patience.waits_no_more()
+
+    def _join(self, entry: DecodeEntry, source: DecodeEntry | None, now: float) -> bool:
+        """Find blocks for one that waits; False when they are not there. `source` has its prompt's KV."""
+        sequence, headroom = entry.sequence, self._scheduler.num_running
+        if source is not None:
+            return self._forks.fork(source, entry, headroom)
+        is_remote = self._membership.knows(entry.prefill)
+        state = BlockState.RESERVED if is_remote else BlockState.PRIVATE
+        if not self._bench.blocks.acquire(sequence, sequence.num_tokens + 1, state, headroom):
+            return False
+        self._forks.computes_itself(entry)
+        if is_remote:
+            self._handovers.open(entry, now)
+        else:
+            sequence.on(Event.ADMITTED)
+            entry.count_cached(sequence.num_computed_tokens)
+        return True
 
     def _is_being_computed(self, sequence: Sequence) -> bool:
         """By another one that does not yield to it."""
@@ -272,30 +294,31 @@ class DecodeRole:
         match incoming.body:
             case GenerateRequest() as message:
                 self._accept(message, incoming.sender, now)
-            case AbortRequest(request_id=request_id, reason=reason) if request_id in self._entries:
+            case AbortRequest(request_id=request_id, reason=reason, choice=None):
                 self._abort(request_id, reason)
+            case AbortRequest(request_id=request_id, reason=reason, choice=int(choice)):
+                self._abort_choice(request_id, choice, reason)
 
     def _accept(self, message: GenerateRequest, gateway: NodeRef, now: float) -> None:
         request = message.request
         if refusal := self._why_not(request):
             self._bench.tell(gateway, RequestFailed(request.request_id, *refusal))
             return
-        token_ids = request.prompt_token_ids + request.output_token_ids
-        sequence = Sequence(request.request_id, request.namespace, token_ids, request.num_prompt_tokens)
-        timeline = Timeline() if message.prefill else Timeline().stamped(Station.PREFILL_ARRIVED)
-        num_returned = min(message.num_returned_tokens, sequence.num_tokens - 1)
-        self._entries[request.request_id] = DecodeEntry(
-            request, sequence, gateway, message.prefill, timeline, num_returned
-        )
-        num_uncached = self._bench.blocks.num_uncached_tokens(sequence)
-        self._scheduler.add(sequence, Waiting.of(request.request_id, request.urgency, now, num_uncached))
+        lead, *riders = entries_of(message, gateway)
+        self._entries.update((entry.sequence.request_id, entry) for entry in (lead, *riders))
+        num_uncached = self._bench.blocks.num_uncached_tokens(lead.sequence)
+        place = Waiting.of(request.request_id, request.urgency, now, num_uncached)
+        self._forks.add(lead, riders, place)
+        self._scheduler.add(lead.sequence, place)
         self._has_newcomer = True
 
     def _why_not(self, request: Request) -> tuple[str, bool] | None:
         """(reason, retryable) when the request cannot be taken."""
         room = request.num_prompt_tokens + request.sampling.max_tokens
-        if request.request_id in self._entries:
+        if request.request_id in self._forks:
             return "a request with this id is already here", False
+        if not are_valid_choices(request):
+            return "choices must differ, and only one can be resumed", False
         if room > self._bench.info.context_length:
             return f"{room} tokens are asked for, this worker holds {self._bench.info.context_length}", False
         if self._draining:
@@ -307,26 +330,52 @@ class DecodeRole:
     def on_link_event(self, event: LinkEvent, now: float) -> None:
         match event:
             case HandedOver(request_id=request_id, commit=commit, timeline=timeline) if request_id in self._entries:
-                self._handovers.commit(self._entries[request_id], commit, timeline)
+                entry = self._entries[request_id]
+                if (hidden := self._handovers.commit(entry, commit, timeline)) is not None:
+                    self._forks.first_token(entry, hidden)
+                    self._prompt_done(entry, hidden)
             case ReceiveFailed(request_id=r, reason=reason, contiguous_tokens=n) if r in self._entries:
                 self._handovers.fail(self._entries[r], reason, n)
 
     def gateway_lost(self, gateway: NodeRef) -> None:
-        for request_id in [r for r, entry in self._entries.items() if entry.gateway == gateway]:
+        for request_id in self._forks.requests_of(gateway):
             # Should it only have been stopped for a while, it must not wait for tokens that will not come.
-            self._bench.tell(gateway, RequestFailed(request_id, "the gateway was silent for too long", True))
-            self._abort(request_id, "its gateway is gone")
+            self._fail(request_id, "the gateway was silent for too long", retryable=True)
 
     def drain(self) -> None:
         self._draining = True
 
-    def _abort(self, request_id: str, reason: str) -> None:
-        self._handovers.abort(self._entries[request_id], reason)
-        self._end(request_id)
+    def _prompt_done(self, entry: DecodeEntry, hidden: torch.Tensor) -> None:
+        """The other choices of a prompt that is complete here can join."""
+        for rider, place in reversed(self._forks.prompt_done(entry, hidden)):
+            self._scheduler.add(rider.sequence, place, returning=True)  # who came back last is next
+            self._has_newcomer = True
 
-    def _end(self, request_id: str) -> None:
-        """Leave for FINISHED: free what the lifecycle row says this request owns here."""
-        entry = self._entries.pop(request_id)
+    def _fail(self, request_id: str, message: str, *, retryable: bool) -> None:
+        """All that is left of its choices, with word to the gateway."""
+        self._bench.tell(self._forks.gateway(request_id), RequestFailed(request_id, message, retryable))
+        self._abort(request_id, message)
+
+    def _abort(self, request_id: str, reason: str) -> None:
+        """All that is left of its choices. Nothing happens when it is not here."""
+        for entry in self._forks.entries(request_id):
+            self._handovers.abort(entry, reason)
+            self._end(entry)
+
+    def _abort_choice(self, request_id: str, choice: int, reason: str) -> None:
+        entry = self._forks.entry(request_id, choice)
+        if entry is not None and entry.sequence.num_pending_tokens and self._forks.needs_hidden(entry):
+            self._collect_all()  # its first token is being sampled: the prompt is complete then
+            entry = self._forks.entry(request_id, choice)
+        if entry is not None:
+            entry = self._forks.who_goes_for(entry)
+            self._handovers.abort(entry, reason)
+            self._end(entry)
+
+    def _end(self, entry: DecodeEntry) -> None:
+        """Leave for FINISHED: free what the lifecycle row says this choice owns here."""
+        del self._entries[entry.sequence.request_id]
+        self._forks.remove(entry)
         self._scheduler.remove(entry.sequence)
         self._handovers.close(entry)
         self._bench.blocks.release(entry.sequence)
@@ -334,19 +383,4 @@ class DecodeRole:
         entry.sequence.on(Event.ENDED)
 
     def _is_live(self, entry: DecodeEntry) -> bool:
-        return self._entries.get(entry.request.request_id) is entry
-
-
-def _chunk(entry: DecodeEntry, num_tokens: int, *, is_decode: bool) -> Chunk:
-    """The next tokens of a sequence. One that is still pending is read on the device, where it was sampled."""
-    sequence = entry.sequence
-    start, stop = sequence.num_launched_tokens, sequence.num_launched_tokens + num_tokens
-    is_pending = stop > len(sequence.token_ids)
-    return Chunk(
-        token_ids=[0] if is_pending else sequence.token_ids[start:stop],
-        start=start,
-        block_table=sequence.block_table,
-        wants_hidden=stop == sequence.num_tokens,
-        is_decode=is_decode,
-        feedback_slot=entry.feedback_slot if is_pending else -1,
-    )
+        return self._entries.get(entry.sequence.request_id) is entry

@@ -112,8 +112,9 @@ class DecodeScheduler:
 
     # ---- who joins, who leaves -----------------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence, entry: Waiting) -> None:
-        self._queue.push(entry)
+    def add(self, sequence: Sequence, entry: Waiting, *, returning: bool = False) -> None:
+        """`returning`: before all of its class."""
+        self._queue.push(entry, returning=returning)
         self._waiting[sequence.request_id] = sequence
 
     def next_waiting(self, now: float) -> Sequence | None:

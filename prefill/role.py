@@ -226,7 +226,7 @@ class PrefillRole:
         match incoming.body:
             case PrefillRequest() as request:
                 self._accept(request, incoming.sender, now)
-            case AbortRequest(request_id=request_id, reason=reason) if request_id in self._entries:
+            case AbortRequest(request_id=request_id, reason=reason, choice=None) if request_id in self._entries:
                 self._end(request_id, reason)
 
     def _accept(self, request: PrefillRequest, gateway: NodeRef, now: float) -> None:

@@ -63,8 +63,31 @@ class SequenceBlocks:
         at once. At least one token is left uncomputed, so that there is something to sample from. On success
         `num_computed_tokens` is the length of the prefix found.
         """
-        assert not sequence.block_table
         handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.num_tokens - 1)
+        if not self._take(sequence, handle, room, state, headroom):
+            return False
+        sequence.num_computed_tokens = handle.num_tokens
+        return True
+
+    def fork(self, source: Sequence, sequence: Sequence, room: int, headroom: int = 0) -> bool:
+        """Give a sequence without blocks the KV that `source` has of all its tokens; False if blocks are not there.
+
+            source        A B C D . .       full blocks A B C are shared: locked once more
+            sequence      A B C d           of the partial one the caller makes a copy, D -> d, before it is written to
+
+        `source` begins with the same tokens and has them computed and published. Blocks for `room` tokens in all.
+        """
+        assert source.num_computed_tokens >= sequence.num_tokens
+        handle = self.cache.match(sequence.namespace, sequence.token_ids)
+        assert len(handle.block_ids) == sequence.num_tokens // self._block_size
+        if not self._take(sequence, handle, room, BlockState.PRIVATE, headroom):
+            return False
+        sequence.num_computed_tokens = sequence.num_tokens
+        return True
+
+    def _take(self, sequence: Sequence, handle: PrefixHandle, room: int, state: BlockState, headroom: int) -> bool:
+        """The locked prefix, and blocks behind it up to `room` tokens; or neither."""
+        assert not sequence.block_table
         num_own = self._num_blocks(room) - len(handle.block_ids)
         if num_own + headroom > self.cache.num_available:
             self.cache.release(handle)
@@ -72,7 +95,6 @@ class SequenceBlocks:
         own = self.cache.allocate(num_own, state)
         self._handles[sequence.request_id] = handle
         sequence.block_table[:] = array("i", [*handle.block_ids, *own])
-        sequence.num_computed_tokens = handle.num_tokens
         return True
 
     def num_uncached_tokens(self, sequence: Sequence) -> int:
