@@ -26,10 +26,10 @@ class SchedulingFlags:
     policy: str = "fair"
     "Who goes first: fcfs, priority, fair (between API keys, within a priority) or shortest (prompts first)."
 
-    ttft_target: str = "none"
+    ttft_target: Annotated[str, Parameter(allow_leading_hyphen=True)] = "none"
     "Time to the first token, for example 500ms: prefill workers choose their batch sizes for it."
 
-    tpot_target: str = "none"
+    tpot_target: Annotated[str, Parameter(allow_leading_hyphen=True)] = "none"
     "Time per further token, for example 50ms: decode workers choose their batch sizes for it."
 
     elastic: Annotated[bool, Parameter(negative="")] = False

@@ -25,7 +25,10 @@ def parse_duration(text: str, option: str) -> float:
     match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * (0.001 if match[2].lower() == "ms" else 1.0) if match else 0.0
     if seconds <= 0:
-        raise ConfigurationError(f"{option} {text!r} is not a duration. Write for example 500ms or 0.5s.")
+        raise ConfigurationError(
+            f"{option} {text!r} is not a duration of more than 0. Write a number with ms or s behind it, for example "
+            "500ms or 0.5s."
+        )
     return seconds
 
 

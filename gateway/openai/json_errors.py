@@ -7,12 +7,15 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from ...core.errors import RequestError
+from ..urgency import PRIORITIES
 
 _LONGEST_TEXT = 300  # characters of a decoder's complaint
 _LONGEST_PARAM = 120
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+# Fields whose whole range is worth telling: the decoder names only the bound that was passed.
+_RANGES = {"priority": f"must be a whole number from {PRIORITIES[0]} (first) to {PRIORITIES[1]} (last), 0 is usual"}
 
 _T = TypeVar("_T")
 
@@ -54,13 +57,14 @@ def refuse_invalid(error: msgspec.ValidationError, prefix: str = "") -> NoReturn
         path = f"{path}.{missing[1]}" if path else missing[1]
         message = f"{path} is missing"
     else:
-        reason = bounded(_PATH.sub("", text))
+        reason = _RANGES.get(path) or bounded(_PATH.sub("", text))
         message = f"{path}: {reason[0].lower()}{reason[1:]}" if path else f"the body: {reason[0].lower()}{reason[1:]}"
     raise RequestError(bounded(message), field_of(path)) from None
 
 
 def field_of(path: str) -> str | None:
     """What `param` says of a place in the body: `stop` for `stop[3]`, but `messages[3].role` in full."""
+    path = path.partition("[...]")[0]  # a value of an object, whose key the decoder does not tell
     return bounded(path if "." in path else path.partition("[")[0], _LONGEST_PARAM) or None
 
 

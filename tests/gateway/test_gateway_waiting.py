@@ -243,6 +243,8 @@ def test_bad_urgency(in_world: Any, fields: dict[str, Any], param: str) -> None:
         await world.pair()
         status, body = await world.answer_to("/v1/completions", BODY | fields)
         assert (status, body["error"]["param"]) == (400, param)
+        if param == "priority":
+            assert "from -2 (first) to 2 (last)" in body["error"]["message"]
 
     in_world(scenario)
 

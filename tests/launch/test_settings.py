@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from baton.core.errors import ConfigurationError
+from baton.launch.cli import main
 from baton.launch.machine import available_memory, usable_cores
 from baton.launch.options import EngineFlags, HostPort, parse_engine_options, parse_host_port
 from baton.launch.restart_policy import RestartPolicy
@@ -100,6 +101,17 @@ def test_default_flags_are_all_auto():
 def test_a_wrong_flag_is_named_with_what_is_right(flag, value, words):
     with pytest.raises(ConfigurationError, match=words):
         parse_engine_options(dataclasses.replace(EngineFlags(), **{flag: value}))
+
+
+@pytest.mark.parametrize("flag", ["--ttft-target", "--tpot-target"])
+@pytest.mark.parametrize("value", ["-5ms", "0s", "fast"])
+def test_a_target_that_cannot_be_is_named_with_what_can(flag, value, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["serve", flag, value])
+    assert end.value.code == 2
+    message = capsys.readouterr().err
+    assert f"{flag} '{value}' is not a duration of more than 0" in message
+    assert "500ms or 0.5s" in message
 
 
 def test_targets_are_durations_and_off_by_default():
