@@ -50,7 +50,6 @@ class Metrics:
         self._ttft = self._histogram("time_to_first_token_seconds", "Request to first token.", _TTFT_BUCKETS)
         self._itl = self._histogram("inter_token_latency_seconds", "Between two arrivals of tokens.", _ITL_BUCKETS)
         self._e2e = self._histogram("e2e_request_latency_seconds", "From the request to its end.", _E2E_BUCKETS)
-        self._queue = self._histogram("request_queue_time_seconds", "Waiting for a worker.", _STAGE_BUCKETS)
         self._copy = self._histogram("handover_copy_seconds", "Copying and checking KV of a request.", _STAGE_BUCKETS)
         self._message = self._histogram("handover_message_seconds", "Commit, sent to read.", _STAGE_BUCKETS)
         self._stage = Histogram(
@@ -76,7 +75,7 @@ class Metrics:
         self._queue_length = self._gauge("queue_length", "Requests that wait for credit.", "class")
         self._served = self._counter("tokens_served", "Prompt tokens not cached, and tokens of answers.", "class")
         self._queue_wait = Histogram(
-            "baton_queue_wait_seconds",
+            "baton_request_queue_time_seconds",
             "From the request to its first dispatch.",
             ("class",),
             buckets=_STAGE_BUCKETS,
@@ -106,8 +105,6 @@ class Metrics:
         """The first token of an answer is about to be written to the client."""
         for start, end, duration_ns in timeline.stages():
             self._stage.labels(f"{start}_to_{end}").observe(duration_ns / 1e9)
-            if end is Station.DISPATCHED:
-                self._queue.observe(duration_ns / 1e9)
         # Both stamps are this process's own, whatever host the workers are on.
         self._ttft.observe((timeline.stamps[Station.FIRST_CHUNK] - timeline.stamps[Station.RECEIVED]) / 1e9)
         if timeline.copy_ns:

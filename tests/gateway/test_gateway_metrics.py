@@ -42,8 +42,9 @@ def test_counts_of_one_answer(in_world: Any, world_module: Any, answer: list[int
         assert found['baton_request_finished_total{finished_reason="stop"}'] == 1
         assert found['baton_http_responses_total{status_class="2xx"}'] == 1
         assert found['baton_http_responses_total{status_class="4xx"}'] == 1
-        for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
+        for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
             assert found[f"baton_{name}_count"] == 1
+        assert found['baton_request_queue_time_seconds_count{class="interactive"}'] == 1
         assert found["baton_handover_copy_seconds_sum"] == pytest.approx(0.001)
         assert found["baton_handover_message_seconds_sum"] == pytest.approx(0.0005)
         stages = sum(value for name, value in found.items() if name.startswith("baton_stage_seconds_sum"))
@@ -184,8 +185,8 @@ def test_the_queue_is_counted_by_class(in_world: Any, world_module: Any) -> None
         assert [status for status, _ in await asyncio.gather(*requests)] == [200] * 4
         found = await samples(world)
         assert found['baton_requests_refused_total{reason="queue_full"}'] == 1
-        assert found['baton_queue_wait_seconds_count{class="interactive"}'] == 2
-        assert found['baton_queue_wait_seconds_count{class="batch"}'] == 2
+        assert found['baton_request_queue_time_seconds_count{class="interactive"}'] == 2
+        assert found['baton_request_queue_time_seconds_count{class="batch"}'] == 2
         assert found['baton_queue_length{class="batch"}'] == 0
         num_answer, num_prompt = len(decode.answer), 2
         assert found['baton_tokens_served_total{class="interactive"}'] == 2 * (num_prompt + num_answer)
