@@ -2,9 +2,10 @@
 
 Two classes have bounds of their own: interactive requests (`max_queue`, `max_queue_delay_s`) and batch requests, of
 which more may wait, for longer. Whoever is over a bound is refused and told when to come back: after its place in the
-queue over the rate at which the queue moves, which is that of the credits given back of late. A full queue keeps out
-nobody who would be served before those in it: the last of the lowest class makes way for a higher one and, where the
-order is fair, the last of the key with the most waiting for another key's.
+queue over the rate at which the queue moves, which is that of the credits given back of late; of those that are
+refused together each is told one place later than the one before. A full queue keeps out nobody who would be served
+before those in it: the last of the lowest class makes way for a higher one and, where the order is fair, the last of
+the key with the most waiting for another key's.
 
 With a target for the time to the first token, an interactive request is refused as soon as it is certain to miss it:
 
@@ -85,6 +86,7 @@ class Admission:
         self._errors: deque[float] = deque(maxlen=_REMEMBERED_ERRORS)  # seconds
         self._margin_s = 0.0
         self._since: dict[bool, float] = {}  # is batch |-> since when one or another of them has had to wait
+        self._promised: dict[bool, float] = {}  # is batch |-> when the last one that was refused may come back
         self._places: dict[str, int] = {}  # request |-> position, as of
         self._places_at = -math.inf
 
@@ -133,6 +135,10 @@ class Admission:
     def head(self, now: float) -> Waiting | None:
         """Whose turn it is; batch requests when nobody else waits."""
         return self._queue.peek(now)
+
+    def in_order(self, now: float) -> list[Waiting]:
+        """All that wait, the head first."""
+        return self._queue.in_order(now)
 
     def dequeue(self, request_id: str) -> None:
         """Nothing happens when it does not wait."""
@@ -242,14 +248,26 @@ class Admission:
         )
 
     def retry_after(self, now: float, *, is_batch: bool = False) -> int:
-        """Seconds until a new request can expect credit."""
+        """Seconds until a new request can expect credit, and one place later than whoever was told so before.
+
+        Each call promises a place. Once all of the next _LONGEST_RETRY_S are promised, it begins with the first again.
+        """
         rate = self._rate(now, is_batch=is_batch)
         if rate is None:
             rate = sum(1 for at in self._releases if now - at <= _RATE_WINDOW_S) / _RATE_WINDOW_S
-        if rate == 0:
-            return math.ceil(min(self._max_queue_delay_s, _RATE_WINDOW_S)) or _SHORTEST_RETRY_S
-        num_before = len(self._queue) if is_batch else self._num_interactive
-        return min(max(math.ceil((num_before + 1) / rate), _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
+        if rate == 0:  # nobody knows: what is in flight is taken to end one by one
+            soonest_s = min(self._max_queue_delay_s, _RATE_WINDOW_S)
+            gap_s = soonest_s / max(self.credits.num_in_flight, 1)
+        else:
+            num_before = len(self._queue) if is_batch else self._num_interactive
+            gap_s = 1 / rate
+            soonest_s = (num_before + 1) * gap_s
+        soonest_s = min(max(soonest_s, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
+        at = max(now + soonest_s, self._promised.get(is_batch, -math.inf) + gap_s)
+        if at > now + _LONGEST_RETRY_S:
+            at = now + soonest_s
+        self._promised[is_batch] = at
+        return math.ceil(at - now)
 
     def _rate(self, now: float, *, is_batch: bool) -> float | None:
         """Credits given back per second while somebody waited: while nobody did, they say nothing of what the workers

@@ -192,6 +192,11 @@ class Credits:
         if (credit := self._credits.get(held.worker)) is not None:
             credit.grown(num_tokens)
 
+    def ends_s(self, ref: NodeRef, step_s: float) -> list[float]:
+        """Seconds until each request on the worker is predicted to end, where every step of it takes `step_s`."""
+        credit = self._credits.get(ref)
+        return [max(held.length - held.num_generated, 1) * step_s for held in credit.held.values()] if credit else []
+
     def release(self, request_id: str, now: float, *, was_served: bool = True) -> None:
         """Raises LocalProtocolError when the request holds no credit: it is given back exactly once.
 

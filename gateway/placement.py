@@ -1,6 +1,7 @@
 """Placement: where a generation can go now, and the books of what was sent where (credit and load). No I/O."""
 
 import math
+from collections.abc import Collection
 
 from ..core.messages import STATUS_INTERVAL_S, NodeRef, Role, WorkerInfo
 from ..core.timeline import Timeline
@@ -70,15 +71,15 @@ class Placement:
         """The worker refused a request or lost messages: it is given nothing for a moment."""
         self._paused_until[ref] = now + PAUSE_S
 
-    def choose(self, generation: Generation, now: float) -> Route | None:
-        """Where it can go now; None: it must wait."""
+    def choose(self, generation: Generation, now: float, without: Collection[NodeRef] = ()) -> Route | None:
+        """Where it can go now, `without` some of the decode workers; None: it must wait."""
         if self._awaits_prefill:
             return None
         token_ids = generation.token_ids
         num_tokens, total = len(token_ids), len(token_ids) + generation.remaining_tokens
         credit = set(self._admission.credits.with_credit(generation.ask, now))
         decode = [w for w in self._membership.with_role(Role.DECODE) if w.info.ref in credit and _holds(w, total)]
-        decode = [w for w in decode if self._paused_until.get(w.info.ref, now) <= now]
+        decode = [w for w in decode if w.info.ref not in without and self._paused_until.get(w.info.ref, now) <= now]
         if not decode:
             return None
         prefill = [w for w in self._membership.with_role(Role.PREFILL) if _holds(w, num_tokens)]
@@ -96,6 +97,15 @@ class Placement:
             num_choices=len(generation.party),
         )
 
+    def holders(self, generation: Generation) -> set[NodeRef]:
+        """Decode workers that could serve it if they were idle."""
+        total = len(generation.prompt.token_ids) + generation.prompt.sampling.max_tokens
+        return {worker.info.ref for worker in self._membership.with_role(Role.DECODE) if _holds(worker, total)}
+
+    def others(self, refs: Collection[NodeRef]) -> bool:
+        """Are there decode workers besides these?"""
+        return any(worker.info.ref not in refs for worker in self._membership.with_role(Role.DECODE))
+
     def num_missing(self, generation: Generation) -> int:
         """Tokens of its prompt that no worker has cached, as far as is known here; at least one is computed."""
         cached = self._index.match(generation.namespace, generation.token_ids)
@@ -106,10 +116,9 @@ class Placement:
 
         The worker that it was accepted for has left. It must not hold up those behind it until its time is over.
         """
-        workers = self._membership.with_role(Role.DECODE)
-        total = len(generation.token_ids) + generation.remaining_tokens
-        if not workers or any(_holds(worker, total) for worker in workers):
+        if not self._membership.with_role(Role.DECODE) or self.holders(generation):
             return None
+        total = len(generation.token_ids) + generation.remaining_tokens
         return Unavailable(f"the worker that holds {total} tokens has left; lower max_tokens or try again later")
 
     def refusal(self, generation: Generation, now: float) -> Unavailable:
@@ -168,6 +177,21 @@ class Placement:
             self._router.rerouted(route, attempt.route, now)
 
     # ---- what is to be expected --------------------------------------------------------------------------------
+
+    def start_s(self, position: int, now: float) -> float | None:
+        """Seconds until so many places have come free, by what steps cost; None while that is not known of anybody.
+
+        Each step is taken to be like the present one. Whoever gets a place keeps it as long as those that are there
+        have theirs, so that later places come free in rounds.
+        """
+        ends: list[float] = []
+        for ref, speed in self._speeds(now).items():
+            ends += self._admission.credits.ends_s(ref, self._router.step_s(ref, speed))
+        if not ends:
+            return None
+        ends.sort()
+        rounds, index = divmod(position - 1, len(ends))
+        return rounds * ends[-1] + ends[index]
 
     def backlogs(self, now: float) -> dict[NodeRef, dict[Role, float]]:
         """Seconds until a prompt sent there now would be begun, by role; without those of which nothing is known."""

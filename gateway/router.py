@@ -114,6 +114,11 @@ class Router:
         load = self._loads[ref]
         return wait_s(load, pace_of(load, speed, as_prefill=as_prefill), now, is_batch=False)
 
+    def step_s(self, ref: NodeRef, speed: Speed) -> float:
+        """Seconds of a step there that decodes all that was sent there."""
+        load = self._loads[ref]
+        return speed.cost.base_s + speed.decodes_s(load.sequences, load.context)
+
     @property
     def num_prompting(self) -> int:
         """Sequences that hold a place on a decode worker and have no first token yet."""

@@ -1,13 +1,15 @@
 """WaitingLine: the generations that wait, who goes next and where to, and who is refused and in which words. No I/O.
 
-It puts admission (whose turn it is) and placement (where there is credit) together. Whoever is refused is still in
-line: the caller ends it, which takes it out.
+It puts admission (whose turn it is) and placement (where there is credit) together. A head that must wait holds up those
+behind it, small and large, or it would never have its turn; but not on workers that could not serve it anyway, however
+idle. Whoever is refused is still in line: the caller ends it, which takes it out.
 """
 
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..core.queueing import Waiting
 from ..core.request import Urgency
 from .admission import Admission, Place
 from .generation import Generation, Unavailable
@@ -50,8 +52,13 @@ class WaitingLine:
         return self._admission.num_batch_queued
 
     def place(self, generation: Generation, now: float) -> Place | None:
-        """None when it does not wait."""
-        return self._admission.place(generation.key, now)
+        """None when it does not wait. While the queue has not moved enough to tell when its turn is: by what is known
+        of the workers.
+        """
+        place = self._admission.place(generation.key, now)
+        if place is None or place.start_s is not None:
+            return place
+        return Place(place.position, self._placement.start_s(place.position, now))
 
     # ---- in and out ------------------------------------------------------------------------------------------------
 
@@ -80,7 +87,8 @@ class WaitingLine:
     # ---- turns -----------------------------------------------------------------------------------------------------
 
     def next(self, now: float, in_flight: Iterable[Generation]) -> Departure | Refusal | None:
-        """The head of the queue, if it can go somewhere now or never will; else None, and all wait.
+        """The head of the queue, if it can go somewhere now or never will; else the first one behind it that can go
+        where none of those before it could ever be served; else None, and all wait.
 
         `in_flight`: what is on workers now, in the order it was sent.
         """
@@ -89,9 +97,40 @@ class WaitingLine:
             return None
         generation = self._waiting[entry.request_id]
         route = self._placement.choose(generation, now)
-        if route is None:
-            misfit = self._placement.misfit(generation)
-            return None if misfit is None else Refusal(generation, misfit, "no_worker")
+        if route is not None:
+            return self._turn_of(entry, route, now, in_flight)
+        misfit = self._placement.misfit(generation)
+        if misfit is not None:
+            return Refusal(generation, misfit, "no_worker")
+        return self._behind(entry, now, in_flight)
+
+    def _behind(self, head: Waiting, now: float, in_flight: Iterable[Generation]) -> Departure | Refusal | None:
+        """Workers too small for the head need not idle until it has its turn. They are no loss to it, and each one
+        that is passed keeps all workers that it fits, so that nobody who waits is put off by who came later.
+        """
+        taken = self._placement.holders(self._waiting[head.request_id])
+        if not self._placement.others(taken):
+            return None
+        for entry in self._admission.in_order(now):
+            generation = self._waiting[entry.request_id]
+            if entry.is_batch != head.is_batch:
+                break
+            holders = self._placement.holders(generation)
+            if holders <= taken:
+                continue
+            route = self._placement.choose(generation, now, without=taken)
+            if route is not None:
+                return self._turn_of(entry, route, now, in_flight)
+            taken |= holders
+            if not self._placement.others(taken):
+                break
+        return None
+
+    def _turn_of(
+        self, entry: Waiting, route: Route, now: float, in_flight: Iterable[Generation]
+    ) -> Departure | Refusal | None:
+        """It can go there; None: better not yet."""
+        generation = self._waiting[entry.request_id]
         if not entry.is_batch and route.wait_s is None and self._is_stuck(route, now, in_flight):
             return None
         if self._is_too_late(generation, route, now):

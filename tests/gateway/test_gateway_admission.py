@@ -169,8 +169,12 @@ def test_retry_after_follows_the_rate_of_releases() -> None:
     for number in range(9):
         admission.enqueue(Waiting(f"waiting-{number}", 10.0))
     assert admission.retry_after(10.0) == 5  # ten requests at two a second
+    assert admission.retry_after(100.0) == 10  # none: nobody knows
+    admission = with_worker(max_queue=100)
+    released(admission, 9.0, 9.5, 10.0)
+    for number in range(9):
+        admission.enqueue(Waiting(f"waiting-{number}", 10.0))
     assert admission.retry_after(18.5) == 34  # three releases in the last ten seconds: 10 / 0.3
-    assert admission.retry_after(1000.0) == 10  # none: nobody knows
     admission.enqueue(Waiting("batch", 1000.0, is_batch=True))
     released(admission, *(1000.0 + n for n in range(1, 11)))  # one a second
     assert admission.retry_after(1010.0) == 10  # interactive ones do not wait for batch
@@ -179,6 +183,31 @@ def test_retry_after_follows_the_rate_of_releases() -> None:
     for number in range(1000):
         admission.enqueue(Waiting(f"more-{number}", 1010.0))
     assert admission.retry_after(1010.0) == 60
+
+
+def test_those_refused_together_come_back_one_after_the_other() -> None:
+    admission = with_worker(max_queue=100)
+    released(admission, *(0.5 * number for number in range(1, 21)))  # two a second
+    admission.enqueue(Waiting("a", 10.0))
+    assert [admission.retry_after(10.0) for _ in range(7)] == [1, 2, 2, 3, 3, 4, 4]
+    assert admission.retry_after(10.0, is_batch=True) == 1, "batch has promises of its own"
+    assert admission.retry_after(12.0) == 3, "the next one is at 14.5, whenever it is refused"
+    assert admission.retry_after(30.0) == 10, "old promises are over"
+
+
+def test_no_promise_is_later_than_the_longest() -> None:
+    admission = with_worker(max_queue=100)
+    released(admission, *(float(number) for number in range(1, 11)))  # one a second
+    told = [admission.retry_after(10.0) for _ in range(130)]
+    assert told[:60] == list(range(1, 61))
+    assert told[60:120] == list(range(1, 61)), "then from the beginning: nobody is told more, and no second has many"
+
+
+def test_without_a_rate_those_in_flight_are_taken_to_end_one_by_one() -> None:
+    admission = with_worker()
+    for number in range(5):
+        admission.credits.take(f"{number}", D0, Ask(1, 0, 1), 0.0)
+    assert [admission.retry_after(100.0) for _ in range(4)] == [10, 12, 14, 16]
 
 
 # ---- early ends ------------------------------------------------------------------------------------------------------
