@@ -19,8 +19,9 @@ from baton.core.trace import TraceRow
 TTFT_FACTOR, TPOT_FACTOR = 4.0, 2.0  # of the unloaded medians: the targets
 ENOUGH_KEPT = 0.9  # of the requests: the load is within the capacity
 _NUM_ALONE = 12
-_NUM_PROBES = 4  # of the search for the capacity
-_CONCURRENCY = 16  # at which throughput bounds the search
+_CONCURRENCY = 16  # at which throughput bounds the search for the capacity
+_LEAST_SHARE = 0.3  # of that, which is always within it
+_NUM_PROBES = 4  # so it is found to about 5 % of the greatest throughput
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,16 @@ def unloaded(url: str, mix: Mix, seed: int) -> Targets:
     return Targets(TTFT_FACTOR * metrics.ttft_ms.median, TPOT_FACTOR * metrics.tpot_ms.median)
 
 
-def capacity(url: str, mix: Mix, targets: Targets, duration_s: float, seed: int) -> float:
-    """Requests a second of which `ENOUGH_KEPT` keep both targets: a few steps of bisection, so about 5 % off."""
-    crowd = offer(url, rows(mix, 1.0, 2.0 * _CONCURRENCY, seed), seed, _CONCURRENCY)
-    low, high = 0.3 * crowd.metrics.request_throughput, 1.1 * crowd.metrics.request_throughput
+def throughput(url: str, mix: Mix, seed: int) -> float:
+    """Requests a second that are served while `_CONCURRENCY` are there, whatever that does to their times."""
+    return offer(url, rows(mix, 1.0, 4.0 * _CONCURRENCY, seed), seed, _CONCURRENCY).metrics.request_throughput
+
+
+def capacity(url: str, mix: Mix, targets: Targets, most: float, duration_s: float, seed: int) -> float:
+    """Requests a second, up to `most`, of which `ENOUGH_KEPT` keep both targets: a few steps of bisection."""
+    low, high = _LEAST_SHARE * most, most
     for probe in range(_NUM_PROBES):
-        rate, probe_seed = (low + high) / 2, seed + 1 + probe
+        rate, probe_seed = (low + high) / 2, seed + probe
         records = offer(url, rows(mix, rate, duration_s, probe_seed), probe_seed).records
         enough = share_kept(compute_metrics(records, duration_s, targets.limits_ms)) >= ENOUGH_KEPT
         low, high = (rate, high) if enough else (low, rate)

@@ -8,8 +8,8 @@ requests, forced by flags) and the tuners take turns, each on a fresh server tha
 seconds, with the same requests for all in one round. Goodput is that of `baton bench`: requests a second that keep both
 targets. All settings have the targets, so admission is the same.
 
-Last, on servers that have learned their costs from the first workload alone, the second one runs: what the costs
-predict for its forward passes, all together, against what they took.
+Last, on servers that have learned their costs from one workload alone, the other one runs: what the costs predict for
+its forward passes, all together, against what they took.
 
 With --results FILE what was measured is kept there, a line each, and a second start goes on where the first one ended;
 with --runs N it measures N things, of a minute or two each, and leaves the rest to the next start.
@@ -20,12 +20,13 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from _helpers import load_module
-from _mixes import MIXES, Mix, Targets, capacity, offer, rows, share_kept, unloaded
+from _mixes import MIXES, Mix, Targets, capacity, offer, rows, share_kept, throughput, unloaded
 
 from baton.bench.metrics import compute_metrics
 from baton.core.step_cost import StepCost, StepTotals
@@ -85,19 +86,26 @@ class Measuring:
         self._notebook = Notebook(arguments.results, arguments.runs)
 
     def targets(self, mix: Mix) -> Targets:
+        found = self._unhurried(mix)
+        return Targets(found["ttft_ms"], found["tpot_ms"])
+
+    def _unhurried(self, mix: Mix) -> dict[str, float]:
+        """The targets, and the greatest throughput, of a server that has none."""
         key = f"{mix.name} targets"
         if (found := self._notebook.get(key)) is None:
             with self._serve() as server:
-                found = self._notebook.add(key, msgspec.structs.asdict(unloaded(server.url, mix, seed=1)))
-        return Targets(**found)
+                targets = unloaded(server.url, mix, seed=1)
+                most = throughput(server.url, mix, seed=2)
+            found = self._notebook.add(key, {**msgspec.structs.asdict(targets), "throughput": most})
+        return found
 
     def rate(self, mix: Mix) -> float:
         """Requests a second that are offered."""
         key = f"{mix.name} capacity"
         if (found := self._notebook.get(key)) is None:
-            targets = self.targets(mix)
+            targets, most = self.targets(mix), self._unhurried(mix)["throughput"]
             with self._serve(*targets.flags) as server:
-                rate = capacity(server.url, mix, targets, self._arguments.settle, seed=100)
+                rate = capacity(server.url, mix, targets, most, self._arguments.settle, seed=100)
                 found = self._notebook.add(key, {"rate": rate})
         return LOAD * found["rate"]
 
@@ -124,17 +132,17 @@ class Measuring:
             )
         return found["goodput"]
 
-    def prediction(self, number: int) -> dict[str, float]:
+    def prediction(self, first: Mix, second: Mix, number: int) -> dict[str, float]:
         """Worker |-> (predicted / measured - 1) of the time that the second workload's forward passes took."""
-        key = f"prediction {number}"
+        key = f"learned on {first.name}, checked on {second.name}, round {number}"
         if (found := self._notebook.get(key)) is not None:
             return found
-        first, second = MIXES.values()
+        seconds = self._arguments.measure / 2
         with self._serve() as server:
-            offer(server.url, rows(first, self.rate(first), self._arguments.settle, 2000 + number), 2000 + number)
+            offer(server.url, rows(first, self.rate(first), seconds, 2000 + number), 2000 + number)
             server.wait_idle()
             learned = {worker["id"]: worker for worker in tuner(server)}
-            offer(server.url, rows(second, self.rate(second), self._arguments.measure, number), number)
+            offer(server.url, rows(second, self.rate(second), seconds, 3000 + number), 3000 + number)
             server.wait_idle()
             errors = {worker["id"]: relative_error(learned[worker["id"]], worker) for worker in tuner(server)}
         return self._notebook.add(key, errors)
@@ -197,11 +205,12 @@ def measure_all(measuring: Measuring, num_rounds: int) -> None:
             for setting in settings[turn:] + settings[:turn]:
                 goodputs[setting].append(measuring.goodput(mix, setting, number))
         show(mix, goodputs)
-    predictions = [measuring.prediction(number) for number in range(num_rounds)]
-    print("\npredicted / measured - 1, learned on one workload, checked on the other:")
-    for worker in predictions[0]:
-        errors = [errors[worker] for errors in predictions]
-        print(f"{worker}: median {statistics.median(errors):+.1%}, from {min(errors):+.1%} to {max(errors):+.1%}")
+    for first, second in permutations(MIXES.values()):
+        errors = [measuring.prediction(first, second, number) for number in range(num_rounds)]
+        print(f"\npredicted / measured - 1, learned on {first.name}, checked on {second.name}:")
+        for worker in errors[0]:
+            of = [error[worker] for error in errors]
+            print(f"{worker}: median {statistics.median(of):+.1%}, from {min(of):+.1%} to {max(of):+.1%}", flush=True)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 from _helpers import load_module
-from _mixes import MIXES, TTFT_FACTOR, Mix, Targets, capacity, offer, rows, share_kept, unloaded
+from _mixes import MIXES, TTFT_FACTOR, Mix, Targets, capacity, offer, rows, share_kept, throughput, unloaded
 
 from baton.bench.metrics import compute_metrics
 from baton.bench.record import RequestRecord
@@ -130,8 +130,9 @@ def main() -> None:
         folder = Path(name)
         with serving.serve(folder, arguments.model) as server:
             targets = unloaded(server.url, mix, seed=1)
+            most = throughput(server.url, mix, seed=2)
         with serving.serve(folder, arguments.model, "--kv-memory", KV_MEMORY, *targets.flags) as server:
-            rate = arguments.capacity or capacity(server.url, mix, targets, arguments.probe, seed=100)
+            rate = arguments.capacity or capacity(server.url, mix, targets, most, arguments.probe, seed=100)
             print(
                 f"capacity {rate:.2f} requests/s; {arguments.factor:g} x that for {arguments.duration:g} s", flush=True
             )
