@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from baton.core.request import FinishReason, SamplingParams
 from baton.core.timeline import Timeline
 from baton.gateway.choices import Choice
+from baton.gateway.deltas import Content, Delta, PlainText
 from baton.gateway.generation import Generation
+from baton.gateway.openai.request import TextRules
 from baton.gateway.prompts import Prompt
 from baton.vocab.tokenizer import Tokenizer
 
@@ -20,12 +22,20 @@ def generation(stop_token_ids: tuple[int, ...] = ()) -> Generation:
     return Generation("key", prompt, "ns", asyncio.Event(), Timeline(), 0.0)
 
 
+def new_choice(tokenizer: Tokenizer, g: Generation, **rules: Any) -> Choice:
+    return Choice(0, g, g, tokenizer, TextRules(**rules), PlainText())
+
+
+def text_of(delta: Delta) -> str:
+    return "".join(piece.text for piece in delta.pieces if isinstance(piece, Content))
+
+
 def run(
     tokenizer: Tokenizer, token_ids: list[int], sizes: list[int], stop: list[str], stop_token_ids: tuple[int, ...] = ()
 ) -> tuple[str, str, int, list[str]]:
     """(text, finish reason, completion tokens, deltas) when tokens arrive in chunks of `sizes` (then the rest)."""
     g = generation(stop_token_ids)
-    choice = Choice(0, g, tokenizer, stop)
+    choice = new_choice(tokenizer, g, stop=tuple(stop))
     deltas, rest = [], list(token_ids)
     for size in [*sizes, len(token_ids)]:
         g.output_token_ids += rest[:size]
@@ -35,7 +45,7 @@ def run(
             g.finish(FinishReason.STOP if ended else FinishReason.LENGTH)
         delta = choice.advance()
         if delta is not None:
-            deltas.append(delta.text)
+            deltas.append(text_of(delta))
     finished = choice.finished()
     assert "".join(deltas) == finished.text
     return finished.text, finished.finish_reason, choice.completion_tokens, deltas
@@ -85,14 +95,14 @@ def test_no_half_characters(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("reason", list(FinishReason))
 def test_an_unfinished_character_is_told_at_the_end(tokenizer: Tokenizer, reason: FinishReason) -> None:
     g = generation()
-    choice = Choice(0, g, tokenizer, [])
+    choice = new_choice(tokenizer, g)
     g.output_token_ids += tokenizer.encode("世")[:1]
     delta = choice.advance()
     assert delta is not None
-    assert (delta.text, delta.finish_reason) == ("", None)  # a token has come, its text is not certain yet
+    assert (text_of(delta), delta.finish_reason) == ("", None)  # a token has come, its text is not certain yet
     assert choice.advance() is None
     g.finish(reason)
     delta = choice.advance()
     assert delta is not None
-    assert (delta.text, delta.finish_reason) == ("\N{REPLACEMENT CHARACTER}", reason)
+    assert (text_of(delta), delta.finish_reason) == ("\N{REPLACEMENT CHARACTER}", reason)
     assert choice.advance() is None
