@@ -10,6 +10,7 @@ from ..decode.role import DecodeRole
 from ..prefill.role import PrefillRole
 from ..transfer.channels import BeatThread
 from ..transfer.keys import ClusterKeys
+from ..worker.calibration import calibrate
 from ..worker.membership import Membership
 from ..worker.role import WorkerRole
 from ..worker.workbench import build_workbench
@@ -28,6 +29,7 @@ def run_worker(config: WorkerConfig) -> None:
     }
     worker = Worker(bench, membership, roles)
     _on_signals(worker)
+    calibrate(bench)
     keys = ClusterKeys.load(config.network.key_file)
     beat = BeatThread(config.network, bench.info.ref, keys, lambda: bench.engine.runner.num_steps)
     beat.start()

@@ -37,6 +37,7 @@ _MEAN_RATE = 0.02  # of the running mean of residuals
 _SWEEPS = 1  # of coordinate descent per step; they add up over steps
 _MAX_SWEEPS = 200  # when the coefficients are asked for
 _IDENTIFIED = 100.0  # times the reference's information
+_TRIAL_WORTH = 5  # samples: steps as they come are much alike, trials are not
 
 _Vector = list[float]
 
@@ -46,7 +47,7 @@ class StepCostLearner:
 
     def __init__(self, num_warmup: int = 10):
         self._num_to_skip = num_warmup
-        self._first: list[tuple[StepShape, float]] = []
+        self._first: list[tuple[StepShape, float, int]] = []
         self._unit = 0.0  # seconds per unit of the prior; 0: no step yet
         self._reference: _Vector = [1.0] * 5
         self._weights: _Vector = [1.0] * 5
@@ -63,12 +64,17 @@ class StepCostLearner:
             return
         if self._num_to_skip:
             self._num_to_skip -= 1
-        elif self._unit:
-            self._learn(shape, seconds)
         else:
-            self._first.append((shape, seconds))
-            if len(self._first) == _NUM_SCALING:
-                self._scale()
+            self._take(shape, seconds, 1)
+
+    def tried(self, shape: StepShape, seconds: float) -> None:
+        """As `observe`, but of a step whose size was chosen to tell much, after a warm-up that nobody told of.
+
+        It counts for the trust in the cost as several do. In what it says about the cost it is one among the others, so
+        it is outweighed as soon as there are more of them, and forgotten like them.
+        """
+        self._num_to_skip = 0
+        self._take(shape, seconds, _TRIAL_WORTH)
 
     def restarted(self, num_warmup: int = 10) -> None:
         """Leave out the next steps; what was learned stays."""
@@ -94,26 +100,31 @@ class StepCostLearner:
 
     # ---- learning ------------------------------------------------------------------------------------------------
 
-    def _scale(self) -> None:
-        """The prior's unit, such that it is right about the median of the first steps; then learn from them."""
-        self._unit = median(seconds / sum(_terms(shape, 1.0)) for shape, seconds in self._first)
-        for shape, seconds in self._first:
-            self._learn(shape, seconds)
-        self._first.clear()
+    def _take(self, shape: StepShape, seconds: float, worth: int) -> None:
+        """The first ones give the prior its unit, such that it is right about their median; then learn from them."""
+        if self._unit:
+            self._learn(shape, seconds, worth)
+            return
+        self._first.append((shape, seconds, worth))
+        if len(self._first) == _NUM_SCALING:
+            self._unit = median(seconds / sum(_terms(shape, 1.0)) for shape, seconds, _ in self._first)
+            for first in self._first:
+                self._learn(*first)
+            self._first.clear()
 
-    def _learn(self, shape: StepShape, seconds: float) -> None:
+    def _learn(self, shape: StepShape, seconds: float, worth: int) -> None:
         terms = _terms(shape, self._unit)
         predicted = max(_dot(terms, self._weights), 1e-3 * sum(terms))
         residual = seconds / predicted - 1.0
         haste = 1.0 + (_HASTE - 1.0) * self._mean_sign**4
         clip = max(_HUBER * self._mean_residual, _LEAST_CLIP)
         clipped = min(max(residual, -clip), clip)
-        self._num_samples += 1
-        self._num_prompt_samples += shape.num_prompt_tokens > 0
-        self._num_decode_samples += shape.num_decodes > 0
+        self._num_samples += worth
+        self._num_prompt_samples += worth * (shape.num_prompt_tokens > 0)
+        self._num_decode_samples += worth * (shape.num_decodes > 0)
         self._mean_residual += _MEAN_RATE * (abs(clipped) - self._mean_residual)
         self._mean_sign += _MEAN_RATE * (math.copysign(1.0, residual) - self._mean_sign)
-        self._relative_error += max(_MEAN_RATE, 1 / self._num_samples) * (abs(clipped) - self._relative_error)
+        self._relative_error += max(_MEAN_RATE, worth / self._num_samples) * (abs(clipped) - self._relative_error)
         keep = math.exp(
             -min(haste * predicted * (1.0 + clipped) / _MEMORY_S, haste / _LEAST_MEMORY, 1 / _SHORTEST_MEMORY)
         )

@@ -46,6 +46,11 @@ class StepWatch:
         self._device_free_at = now
         self._last_collected = max(number, self._last_collected)
 
+    def tried(self, shape: StepShape, seconds: float) -> None:
+        """A step was measured that was no request's: it is learned from, and not added up."""
+        self._learner.tried(shape, seconds)
+        self._solved_at = -math.inf  # what follows is chosen by the cost
+
     @property
     def learned(self) -> StepCost | None:
         """`cost`, once it comes from steps."""
