@@ -32,7 +32,7 @@ from baton.bench.metrics import compute_metrics
 from baton.core.step_cost import StepCost, StepTotals
 
 serving = load_module("tests/serving.py")
-GRID = tuple((budget, cap) for budget in (64, 512) for cap in (8, 64))  # tokens a step, running requests
+GRID = tuple((budget, cap) for budget in (64, 512) for cap in (4, 64))  # tokens a step, running requests
 TUNED = "tuned"
 LOAD = 0.85  # of the capacity
 
