@@ -12,8 +12,10 @@
 A fork locks the full blocks of the prompt, like everybody who shares a prefix, and gets a copy of the last one, which
 is partial: the first token of each choice is written there. Every block behind it is its own.
 
-Nothing is held for forks that wait but the hidden state. When none of their siblings has the prompt any more (all have
-ended or were preempted) a fork is like any other sequence that waits: it computes what the cache does not have of it.
+While forks wait, the hidden state is kept, and so are the prompt's blocks of the last sibling that ends; those only
+until somebody needs blocks. A fork that then finds no sibling with the prompt's KV is like any other sequence that
+waits: it computes what the cache does not have of it.
+
 Until the prompt is complete choices differ in nothing but their number; so when the lead's is not wanted any more, it
 takes that of another.
 """
@@ -43,6 +45,7 @@ class _Group:
     members: list[DecodeEntry]  # that have not ended
     pending: list[DecodeEntry]  # of those: without blocks or a first token so far; they ride along, then wait
     hidden: Tensor | None = None  # `[hidden_size]` float32 on the host, from the prompt's end until none is pending
+    kept: Sequence | None = None  # of one that has ended: the prompt's blocks, for those that are pending
 
     @property
     def are_riding(self) -> bool:
@@ -85,13 +88,26 @@ class Forks:
         """A new request, and its place in the queue."""
         self._groups[lead.request.request_id] = _Group(lead, place, [lead, *riders], riders)
 
-    def remove(self, entry: DecodeEntry) -> None:
-        """It ends."""
-        group = self._groups[entry.request.request_id]
+    def end(self, entry: DecodeEntry) -> None:
+        """It ends: its blocks are given back, all or those that are not kept."""
+        group, sequence = self._groups[entry.request.request_id], entry.sequence
         group.members.remove(entry)
         self._settle(group, entry)
+        if group.hidden is not None and _has_prompt(entry) and self._source(group) is None:
+            self.bench.blocks.keep_only(sequence, entry.request.num_prompt_tokens)
+            group.kept = sequence
+        else:
+            self.bench.blocks.release(sequence)
         if not group.members:
             del self._groups[entry.request.request_id]
+
+    def give_up(self) -> bool:
+        """Somebody needs blocks: give back some of those that are kept. False: none are."""
+        group = next((group for group in self._groups.values() if group.kept is not None), None)
+        if group is None:
+            return False
+        self._release_kept(group)
+        return True
 
     def needs_hidden(self, entry: DecodeEntry) -> bool:
         """Do others wait for the prompt that this one computes?"""
@@ -121,22 +137,23 @@ class Forks:
 
     # ---- forking -------------------------------------------------------------------------------------------------
 
-    def source(self, entry: DecodeEntry) -> DecodeEntry | None:
-        """A sibling whose blocks hold the whole prompt, for a fork that waits; None: it computes what is missing."""
+    def source(self, entry: DecodeEntry) -> Sequence | None:
+        """A sibling's, whose blocks hold the whole prompt, for a fork that waits; None: it computes what is missing."""
         group = self._groups[entry.request.request_id]
-        if group.hidden is None or entry not in group.pending:
-            return None
-        num_tokens = entry.request.num_prompt_tokens
-        return next((m for m in group.members if m.sequence.num_computed_tokens >= num_tokens), None)
+        return self._source(group) if group.hidden is not None and entry in group.pending else None
 
-    def fork(self, source: DecodeEntry, entry: DecodeEntry, headroom: int) -> bool:
+    def _source(self, group: _Group) -> Sequence | None:
+        with_prompt = (member.sequence for member in group.members if _has_prompt(member))
+        return next(with_prompt, group.kept)
+
+    def fork(self, source: Sequence, entry: DecodeEntry, headroom: int) -> bool:
         """Blocks for the prompt and one more token, with the prompt's KV; False when they are not there."""
         sequence = entry.sequence
-        if not self.bench.blocks.fork(source.sequence, sequence, sequence.num_tokens + 1, headroom):
+        if not self.bench.blocks.fork(source, sequence, sequence.num_tokens + 1, headroom):
             return False
         index, num_partial = divmod(sequence.num_tokens, self.bench.info.block_size)
         if num_partial:
-            self.bench.engine.pool.copy_block(source.sequence.block_table[index], sequence.block_table[index])
+            self.bench.engine.pool.copy_block(source.block_table[index], sequence.block_table[index])
         group = self._groups[entry.request.request_id]
         assert group.hidden is not None
         sequence.on(Event.FORKED)
@@ -153,6 +170,12 @@ class Forks:
             group.pending.remove(entry)
             if not group.pending:
                 group.hidden = None
+                self._release_kept(group)
+
+    def _release_kept(self, group: _Group) -> None:
+        if group.kept is not None:
+            self.bench.blocks.release(group.kept)
+            group.kept = None
 
     # ---- first tokens --------------------------------------------------------------------------------------------
 
@@ -164,11 +187,6 @@ class Forks:
         """Those since the last call. Some may have ended since."""
         taken, self._first_tokens = self._first_tokens, []
         return taken
-
-
-def are_valid_choices(request: Request) -> bool:
-    choices = request.choices
-    return 0 < len(choices) == len(set(choices)) and not (len(choices) > 1 and request.output_token_ids)
 
 
 def entries_of(message: GenerateRequest, gateway: NodeRef) -> list[DecodeEntry]:
@@ -191,6 +209,10 @@ def entries_of(message: GenerateRequest, gateway: NodeRef) -> list[DecodeEntry]:
     first = entry(request, lead, request.request_id, message.prefill, num_returned_tokens)
     plain = msgspec.structs.replace(request, num_prompt_logprobs=None)  # the lead's first chunk has those
     return [first, *(entry(plain, choice, f"{request.request_id}/{choice}", None, 0) for choice in others)]
+
+
+def _has_prompt(entry: DecodeEntry) -> bool:
+    return entry.sequence.num_computed_tokens >= entry.request.num_prompt_tokens
 
 
 def _place(place: Waiting, entry: DecodeEntry) -> Waiting:

@@ -38,10 +38,11 @@ from ..worker.membership import Membership
 from ..worker.tuning_report import report_tuning
 from ..worker.workbench import Workbench
 from .entry import DecodeEntry
-from .forks import Forks, are_valid_choices, entries_of
+from .forks import Forks, entries_of
 from .handover import Handovers
 from .launched_step import LaunchedStep
 from .pacing import DecodePacing
+from .refusal import Refusal, misfit
 from .scheduler import DecodePlan, DecodeScheduler
 
 logger = logging.getLogger(__name__)
@@ -210,20 +211,26 @@ class DecodeRole:
         self._has_newcomer = False
         while (sequence := self._scheduler.next_waiting(now)) is not None:
             entry = self._entries[sequence.request_id]
-            source = self._forks.source(entry)
-            if source is None and not self._membership.knows(entry.prefill) and self._is_being_computed(sequence):
+            has_source = self._forks.source(entry) is not None or self._membership.knows(entry.prefill)
+            if not has_source and self._is_being_computed(sequence):
                 return
-            if not self._join(entry, source, now):
+            if not self._join(entry, now):
                 self._bench.share.decode_patience.waits(now, others_end=self._scheduler.has_any_that_advance)
                 return
             self._scheduler.admit(sequence)
             entry.feedback_slot = self._free_slots.pop()
         self._bench.share.decode_patience.waits_no_more()
 
-    def _join(self, entry: DecodeEntry, source: DecodeEntry | None, now: float) -> bool:
-        """Find blocks for one that waits; False when they are not there. `source` has its prompt's KV."""
+    def _join(self, entry: DecodeEntry, now: float) -> bool:
+        """False when there are no blocks for it, even without those that are kept for forks."""
+        while not self._find_blocks(entry, now):
+            if not self._forks.give_up():
+                return False
+        return True
+
+    def _find_blocks(self, entry: DecodeEntry, now: float) -> bool:
         sequence, headroom = entry.sequence, self._scheduler.num_running
-        if source is not None:
+        if (source := self._forks.source(entry)) is not None:
             return self._forks.fork(source, entry, headroom)
         is_remote = self._membership.knows(entry.prefill)
         state = BlockState.RESERVED if is_remote else BlockState.PRIVATE
@@ -244,13 +251,18 @@ class DecodeRole:
 
     def _make_room(self, now: float) -> None:
         """Preempt those whose blocks others need more: when nothing is in flight, so the blocks are free at once."""
-        if self._scheduler.num_missing_blocks(self._missing_blocks) > self._num_available_blocks():
+        if self._lacks_blocks():
             self._collect_all()  # it may free blocks too
+            while self._lacks_blocks() and self._forks.give_up():
+                continue
             self._scheduler.make_room(self._missing_blocks, self._num_available_blocks, self._preempt)
         if self._scheduler.is_behind_batch(now, self._lacking_blocks):
             self._collect_all()
             self._scheduler.make_way(now, self._lacking_blocks, self._preempt)
             self._admit(now)
+
+    def _lacks_blocks(self) -> bool:
+        return self._scheduler.num_missing_blocks(self._missing_blocks) > self._num_available_blocks()
 
     def _missing_blocks(self, sequence: Sequence) -> int:
         if self._entries[sequence.request_id].has_all_tokens:
@@ -302,7 +314,7 @@ class DecodeRole:
     def _accept(self, message: GenerateRequest, gateway: NodeRef, now: float) -> None:
         request = message.request
         if refusal := self._why_not(request):
-            self._bench.tell(gateway, RequestFailed(request.request_id, *refusal))
+            self._bench.tell(gateway, RequestFailed(request.request_id, refusal.message, refusal.retryable))
             return
         lead, *riders = entries_of(message, gateway)
         self._entries.update((entry.sequence.request_id, entry) for entry in (lead, *riders))
@@ -312,20 +324,14 @@ class DecodeRole:
         self._scheduler.add(lead.sequence, place)
         self._has_newcomer = True
 
-    def _why_not(self, request: Request) -> tuple[str, bool] | None:
-        """(reason, retryable) when the request cannot be taken."""
-        room = request.num_prompt_tokens + request.sampling.max_tokens
+    def _why_not(self, request: Request) -> Refusal | None:
         if request.request_id in self._forks:
-            return "a request with this id is already here", False
-        if not are_valid_choices(request):
-            return "choices must differ, and only one can be resumed", False
-        if room > self._bench.info.context_length:
-            return f"{room} tokens are asked for, this worker holds {self._bench.info.context_length}", False
+            return Refusal("a request with this id is already here", False)
         if self._draining:
-            return "this worker is leaving", True
+            return Refusal("this worker is leaving", True)
         if self._scheduler.is_full:
-            return "this worker's queue is full", True
-        return None
+            return Refusal("this worker's queue is full", True)
+        return misfit(request, self._bench.info.context_length)
 
     def on_link_event(self, event: LinkEvent, now: float) -> None:
         match event:
@@ -375,10 +381,9 @@ class DecodeRole:
     def _end(self, entry: DecodeEntry) -> None:
         """Leave for FINISHED: free what the lifecycle row says this choice owns here."""
         del self._entries[entry.sequence.request_id]
-        self._forks.remove(entry)
         self._scheduler.remove(entry.sequence)
         self._handovers.close(entry)
-        self._bench.blocks.release(entry.sequence)
+        self._forks.end(entry)
         self._free_slot(entry)
         entry.sequence.on(Event.ENDED)
 

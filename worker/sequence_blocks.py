@@ -173,6 +173,21 @@ class SequenceBlocks:
         self._handles[sequence.request_id] = result.handle
         self._give_up(result.duplicate_block_ids)
 
+    def keep_only(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give back all blocks but those of the first `num_tokens` tokens; what was computed stays behind as cache.
+
+        The last of them may be partial, or have been filled up since; either way it holds those tokens.
+        """
+        self.publish(sequence)
+        num_kept, num_cached = self._num_blocks(num_tokens), len(self._handles[sequence.request_id].block_ids)
+        limit = min(num_kept, num_cached) * self._block_size
+        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit)
+        self.cache.release(self._handles[sequence.request_id])
+        self._handles[sequence.request_id] = handle
+        self._give_up(sequence.block_table[max(num_kept, num_cached) :].tolist())
+        del sequence.block_table[num_kept:]
+        sequence.num_computed_tokens = num_tokens
+
     def release(self, sequence: Sequence) -> None:
         """Give everything back; the full computed blocks stay behind as cache. Nothing happens if it has none."""
         if sequence.request_id not in self._handles:

@@ -204,20 +204,22 @@ class House:
         prefill: NodeRef | None,
         returned: int = 0,
         urgency: Urgency = NORMAL,
+        choices: tuple[int, ...] = (0,),
         **sampling,
     ) -> None:
         """What the gateway does with a request: both workers are told at once."""
-        done = self.outputs.setdefault(name, [])
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, **sampling)
-        request = Request(name, "n", prompt, params, list(done), urgency)
+        for choice in choices:
+            done = self.outputs.setdefault(hand_made.output_name(name, choice), [])
+        params = SamplingParams(**({"temperature": 0.0, "max_tokens": max_tokens} | sampling))
+        request = Request(name, "n", prompt, params, list(done), urgency, choices)
         self.network.send(self.gateway, decode, GenerateRequest(request, prefill, returned))
         if prefill is not None:
             message = PrefillRequest(name, "n", prompt + done, decode, returned, urgency)
             self.network.send(self.gateway, prefill, message)
 
-    def abort(self, name: str) -> None:
+    def abort(self, name: str, choice: int | None = None) -> None:
         for ref in self.workers:
-            self.network.send(self.gateway, ref, AbortRequest(name, "the client left"))
+            self.network.send(self.gateway, ref, AbortRequest(name, "the client left", choice))
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -231,13 +233,15 @@ class House:
         for incoming in messages:
             match incoming.body:
                 case TokenChunk() as chunk:
-                    output = self.outputs[chunk.request_id]
+                    name = hand_made.output_name(chunk.request_id, chunk.choice)
+                    output = self.outputs[name]
                     assert chunk.index == len(output), "a token was lost or came twice"
                     output += chunk.token_ids
                     if chunk.num_cached_tokens is not None:
-                        self.cached[chunk.request_id] = chunk.num_cached_tokens
+                        self.cached[name] = chunk.num_cached_tokens
                     if chunk.finish_reason is not None:
-                        self.finished[chunk.request_id] = chunk.finish_reason
+                        assert name not in self.finished, "it ended twice"
+                        self.finished[name] = chunk.finish_reason
                 case RequestFailed(request_id=request_id, message=message):
                     self.failed[request_id] = message
                 case LedgerReport(ledger=ledger):
@@ -294,3 +298,8 @@ def house(request: pytest.FixtureRequest) -> Callable[..., House]:
 @pytest.fixture
 def model_oracle():
     return hand_made.oracle
+
+
+@pytest.fixture
+def sampled_oracle():
+    return hand_made.sampled_oracle

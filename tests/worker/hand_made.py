@@ -12,10 +12,12 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import torch
 
+from baton.core.counted_random import gumbel
 from baton.engine.kv_cache_pool import KVCachePool
 from baton.engine.launched import KnownTokens, LaunchedTokens
 from baton.engine.sampler import HostSampler, SamplingRow
@@ -34,6 +36,26 @@ def oracle(prompt: list[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         token_ids.append(digest(token_ids) % VOCAB_SIZE)
     return token_ids[len(prompt) :]
+
+
+def sampled_oracle(prompt: list[int], num_tokens: int, seed: int, choice: int) -> list[int]:
+    """The same at temperature 1: the one logit that is not 0 is 1."""
+    token_ids = list(prompt)
+    for position in range(len(prompt), len(prompt) + num_tokens):
+        scores = list(noise(seed, choice, position))
+        scores[digest(token_ids) % VOCAB_SIZE] += 1.0
+        token_ids.append(scores.index(max(scores)))
+    return token_ids[len(prompt) :]
+
+
+@cache
+def noise(seed: int, choice: int, position: int) -> tuple[float, ...]:
+    return tuple(gumbel(seed, choice, position, token_id) for token_id in range(VOCAB_SIZE))
+
+
+def output_name(request_id: str, choice: int) -> str:
+    """What the test calls a choice of a request."""
+    return f"{request_id}#{choice}" if choice else request_id
 
 
 @dataclass
