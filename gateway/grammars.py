@@ -1,0 +1,107 @@
+"""Grammars: whether a grammar of a request can be used, asked of a process of its own (vocab/grammar_checker.py).
+
+Compiling never runs in the gateway, so no schema can hold up other clients; one that passed once is not asked about
+again. The process starts with the first grammar, or earlier with `start`.
+"""
+
+import asyncio
+import logging
+import sys
+from collections import OrderedDict
+
+import msgspec
+
+from ..core.errors import RequestError
+from ..vocab.grammar_checker import CheckerConfig
+from .generation import Unavailable
+
+COMPILE_LIMIT_S = 0.8
+_START_LIMIT_S = 60.0
+_WAIT_LIMIT_S = 10.0  # for the grammars before this one
+_ANSWER_LIMIT_S = 10.0  # beyond the compile limit: the checker itself is stuck
+_MOST_KNOWN = 1024
+_MOST_WAITING = 64
+
+logger = logging.getLogger(__name__)
+
+
+class Grammars:
+    """One checker process for one model; `close` ends it."""
+
+    def __init__(self, model_folder: str, vocab_size: int, eos_token_ids: tuple[int, ...]):
+        self._config = CheckerConfig(model_folder, vocab_size, list(eos_token_ids), COMPILE_LIMIT_S)
+        self._known: OrderedDict[str, str | None] = OrderedDict()  # grammar |-> what is wrong with it
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Loads the tokenizer, so that the first grammar need not wait for it."""
+        async with self._turn:
+            await self._running()
+
+    async def check(self, grammar: str, param: str) -> None:
+        """Raises RequestError (400) naming `param` when the grammar cannot be used, Unavailable (503) when that cannot
+        be found out now.
+        """
+        if grammar not in self._known:
+            self._known[grammar] = await self._ask(grammar)
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+        self._known.move_to_end(grammar)
+        if (error := self._known[grammar]) is not None:
+            raise RequestError(f"{param} cannot be enforced: {error}", param)
+
+    def close(self) -> None:
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            # A transport that is still open when its loop closes complains; closing is what `Process` has no call for.
+            self._process._transport.close()  # type: ignore[attr-defined]
+        self._process = None
+
+    async def _ask(self, grammar: str) -> str | None:
+        if self._num_waiting >= _MOST_WAITING:
+            raise Unavailable("too many grammars wait to be compiled; try again", retry_after=1)
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(_WAIT_LIMIT_S):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise Unavailable("other grammars take long to compile; try again", retry_after=1) from None
+        finally:
+            self._num_waiting -= 1
+        try:
+            process = await self._running()
+            return await _exchange(process, msgspec.json.encode(grammar), COMPILE_LIMIT_S + _ANSWER_LIMIT_S)
+        except (OSError, TimeoutError, ValueError, msgspec.DecodeError) as error:
+            logger.error("the grammar checker failed: %r", error)
+            self.close()
+            raise Unavailable("grammars cannot be checked now; try again", retry_after=1) from None
+        except BaseException:  # a client that left in the middle of an exchange: its answer would come to the next one
+            self.close()
+            raise
+        finally:
+            self._turn.release()
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None or self._process.returncode is not None:
+            self.close()
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "baton.vocab.grammar_checker"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            await _exchange(self._process, msgspec.json.encode(self._config), _START_LIMIT_S)
+        return self._process
+
+
+async def _exchange(process: asyncio.subprocess.Process, line: bytes, limit_s: float) -> str | None:
+    """One line each way."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line + b"\n")
+    async with asyncio.timeout(limit_s):
+        await process.stdin.drain()
+        answer = await process.stdout.readline()
+    return msgspec.json.decode(answer, type=str | None)
