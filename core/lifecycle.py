@@ -10,7 +10,8 @@ What a worker owns in each phase (each row frees exactly this when it is left fo
     COMPUTING   lock on the matched prefix, private blocks        the same, one KVSender
     HANDING_OVER  -                                               lock on the inserted prefix, one KVSender
     RUNNING     lock on the matched prefix, private blocks        -
-    FINISHED    nothing                                           nothing
+    FINISHED    nothing (what it leaves to choices of the same    nothing
+                prompt that wait is theirs: decode/forks.py)
 
 Preemption sends a COMPUTING or RUNNING sequence back to WAITING; its full blocks stay in the radix tree while they can.
 """

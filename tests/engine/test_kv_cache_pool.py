@@ -119,6 +119,16 @@ def test_scatter_into_other_block_sizes(drawn: tuple[int, int, int, int], other_
     torch.testing.assert_close(whole(receiver), expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_copy_of_a_block_is_all_of_it_and_nothing_else(dtype: str) -> None:
+    pool = make_pool(block_size=4, num_blocks=5, dtype=dtype)
+    fill(pool)
+    expected = whole(pool)
+    expected[:, 1] = expected[:, 3]
+    pool.copy_block(3, 1)
+    assert torch.equal(whole(pool), expected)
+
+
 @settings(deadline=None)
 @given(ranges(), st.integers(0, 3), st.integers(1, 4))
 def test_some_layers_alone(drawn: tuple[int, int, int, int], first: int, count: int) -> None:

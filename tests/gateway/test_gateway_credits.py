@@ -233,3 +233,42 @@ def test_what_was_promised_fits_whatever_comes(steps: list[tuple[str, int, int]]
             sum(-(-(tokens + t) // block_size) for tokens, left in live.values() if t <= left) for t in range(101)
         )
         assert worst <= num_blocks
+
+
+# ---- several choices ---------------------------------------------------------------------------------------------
+
+
+def choices(num_choices: int, num_tokens: int, max_tokens: int) -> Ask:
+    return Ask(num_tokens, 0, max_tokens, num_choices=num_choices)
+
+
+@pytest.mark.parametrize(("num_blocks", "fits"), [(10, True), (9, False)])
+def test_full_blocks_of_a_prompt_count_once_and_growth_for_each_choice(num_blocks: int, fits: bool) -> None:
+    """Blocks of 4: a prompt of 10 is two full ones, and for each of three choices two tokens and six more. All count as
+    if their last block had just been begun: 8 + 3 * (2 + 6) + 3 * 3 = 41 tokens. The other one ends before.
+    """
+    credits = with_worker(num_blocks=num_blocks, block_size=4)
+    credits.take("other", D0, ask(1, 1), 0.0)
+    assert credits.with_credit(choices(3, 10, 6), 0.0) == ([D0] if fits else [])
+
+
+def test_a_request_alone_may_have_more_choices_than_there_is_room_for() -> None:
+    credits = with_worker(num_blocks=16, block_size=4, max_running=4)
+    assert credits.with_credit(choices(100, 16, 48), 0.0) == [D0]
+    assert credits.with_credit(choices(100, 16, 49), 0.0) == [], "not even one"
+    credits.take("a", D0, choices(3, 4, 4), 0.0, ["b", "c"])
+    assert credits.with_credit(choices(2, 4, 4), 0.0) == [], "five places"
+    assert credits.with_credit(choices(1, 4, 4), 0.0) == [D0]
+
+
+@pytest.mark.parametrize("order", ["abc", "cba", "bac"])
+def test_the_prompt_counts_until_the_last_choice_has_ended(order: str) -> None:
+    """100 tokens: 50 of the prompt, 10 of each choice, and a newcomer that gets 10 more too."""
+    credits = with_worker(num_blocks=100, block_size=1, max_running=8)
+    credits.take("a", D0, choices(3, 50, 10), 0.0, ["b", "c"])
+    for name, num_tokens in zip(order, (10, 20, 30), strict=True):
+        assert credits.with_credit(ask(num_tokens, 10), 0.0) == [D0]
+        assert credits.with_credit(ask(num_tokens + 1, 10), 0.0) == []
+        credits.release(name, 0.0)
+    assert credits.with_credit(ask(90, 10), 0.0) == [D0]
+    assert credits.num_in_flight == 0

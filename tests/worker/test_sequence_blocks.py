@@ -1,5 +1,6 @@
 """SequenceBlocks: literals for each change of ownership, then random lives of many sequences against the ledger."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -150,9 +151,70 @@ def test_blocks_given_up_under_a_step_are_free_when_it_and_all_older_ones_are_co
     assert blocks.cache.ledger().idle
 
 
+def test_a_fork_shares_full_blocks_and_has_a_partial_one_of_its_own() -> None:
+    blocks = make()
+    source = computed(blocks, "a", list(range(10)))
+    blocks.publish(source)
+    forks = [sequence(name, list(range(10))) for name in "bc"]
+    for fork in forks:
+        assert blocks.fork(source, fork, 11)
+        assert fork.num_computed_tokens == 10
+        assert fork.block_table[:2] == source.block_table[:2]
+    assert len({source.block_table[2], *(fork.block_table[2] for fork in forks)}) == 3
+    assert blocks.cache.num_available == 8 - (2 + 3)
+    blocks.release(source)
+    assert blocks.cache.num_available == 8 - (2 + 2)
+    for fork in forks:
+        blocks.release(fork)
+    assert blocks.cache.ledger().idle
+
+
+def test_a_fork_at_the_border_of_a_block_shares_all_of_the_prompt() -> None:
+    blocks = make()
+    source = computed(blocks, "a", list(range(8)))
+    blocks.publish(source)
+    fork = sequence("b", list(range(8)))
+    assert blocks.fork(source, fork, 9)
+    assert (fork.block_table[:2], len(fork.block_table)) == (source.block_table[:2], 3)
+
+
+def test_a_fork_without_enough_blocks_holds_nothing() -> None:
+    blocks = make(num_blocks=4)
+    source = computed(blocks, "a", list(range(10)))
+    blocks.publish(source)
+    fork = sequence("b", list(range(10)))
+    assert not blocks.fork(source, fork, 11, headroom=1)
+    assert not fork.block_table
+    assert len(blocks.cache.handles) == 1
+    assert blocks.fork(source, fork, 11)
+
+
+@pytest.mark.parametrize(("num_output", "num_cached"), [(1, 2), (2, 3), (6, 4)])
+def test_what_is_kept_of_a_sequence_are_the_blocks_of_its_first_tokens(num_output: int, num_cached: int) -> None:
+    """Ten tokens in three blocks; the third one is partial, or was filled up and cached since."""
+    blocks = make()
+    source = computed(blocks, "a", list(range(10)))
+    for token in range(num_output):
+        assert blocks.grow(source, source.num_tokens + 1)
+        source.expect()
+        source.append(token)
+        compute(source)
+    table = source.block_table.tolist()
+    blocks.keep_only(source, 10)
+    assert (source.block_table.tolist(), source.num_computed_tokens) == (table[:3], 10)
+    assert blocks.cache.num_available == 8 - 3
+    assert blocks.cache.pool.counts().cached == num_cached, "what was computed stays behind"
+    fork = sequence("b", list(range(10)))
+    assert blocks.fork(source, fork, 11)
+    assert fork.block_table[2] != table[2]
+    blocks.release(source)
+    blocks.release(fork)
+    assert blocks.cache.ledger().idle
+
+
 class Lives(RuleBasedStateMachine):
-    """Sequences over a tiny alphabet (so that prefixes collide) come, grow, publish and go in any order, while steps
-    that use their blocks are launched and collected."""
+    """Sequences over a tiny alphabet (so that prefixes collide) come, grow, fork, publish and go in any order, while
+    steps that use their blocks are launched and collected."""
 
     @initialize(num_blocks=st.integers(4, 12))
     def start(self, num_blocks: int) -> None:
@@ -190,6 +252,25 @@ class Lives(RuleBasedStateMachine):
             s.expect()
             s.append(token)
             compute(s)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        source = data.draw(st.sampled_from(self.live))
+        num_tokens = data.draw(st.integers(1, source.num_computed_tokens))
+        self.blocks.publish(source)
+        self.count += 1
+        s = sequence(f"s{self.count}", source.token_ids[:num_tokens])
+        if self.blocks.fork(source, s, num_tokens + 1):
+            self.live.append(s)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def keep_only(self, data: st.DataObject) -> None:
+        s = data.draw(st.sampled_from(self.live))
+        num_tokens = data.draw(st.integers(1, s.num_computed_tokens))
+        self.blocks.keep_only(s, num_tokens)
+        del s.token_ids[num_tokens:]
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

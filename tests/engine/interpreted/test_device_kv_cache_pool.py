@@ -55,6 +55,15 @@ def test_any_range_of_tokens_and_layers(data: st.DataObject) -> None:
         assert torch.equal(a, b)
 
 
+def test_a_copy_of_a_block() -> None:
+    ours, theirs = pools(4)
+    for pool in (ours, theirs):
+        pool.copy_block(2, 5)
+    for a, b in zip(ours.layers, theirs.layers, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a[5], a[2])
+
+
 def test_the_checksum_is_the_definition() -> None:
     pool, _ = pools(4)
     piece = torch.arange(77, dtype=torch.uint8)
