@@ -26,6 +26,7 @@ class Sequence:
         self.num_pending_tokens = 0
         self.num_computed_tokens = 0
         self.num_in_flight_tokens = 0
+        self.max_cached_tokens: int | None = None  # so many may come from a cache; None: all but the last
         self.block_table = array("i")  # logical block index |-> block_id; an array is packed for the device at once
         self.phase = Phase.WAITING
 
@@ -33,6 +34,12 @@ class Sequence:
     def num_tokens(self) -> int:
         """Known and pending ones."""
         return len(self.token_ids) + self.num_pending_tokens
+
+    @property
+    def cache_limit(self) -> int:
+        """From here on all is computed, whatever a cache holds: at least the last token, which is sampled from."""
+        limit = self.num_tokens - 1
+        return limit if self.max_cached_tokens is None else min(limit, self.max_cached_tokens)
 
     @property
     def num_output_tokens(self) -> int:

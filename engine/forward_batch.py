@@ -35,6 +35,12 @@ class Chunk:
     wants_hidden: bool  # hand out the hidden state of the chunk's last token
     is_decode: bool = False
     feedback_slot: int = -1  # >= 0: the one token is not known on the host yet; the sampler leaves it in this slot
+    wants_every_hidden: bool = False  # hand out those of all its tokens
+
+    @property
+    def num_hidden(self) -> int:
+        """Of its last tokens the hidden states are handed out."""
+        return len(self.token_ids) if self.wants_every_hidden else int(self.wants_hidden)
 
     @property
     def stop(self) -> int:
@@ -49,7 +55,7 @@ class ForwardBatch:
     input_ids: IntArray  # [num_tokens]
     positions: IntArray  # [num_tokens]
     slot_mapping: IntArray  # [num_tokens]: block_id * block_size + offset
-    output_rows: IntArray  # [num wanted]: rows whose hidden state is handed out
+    output_rows: IntArray  # [num wanted], in the order of the chunks: rows whose hidden state is handed out
     feedback_slots: IntArray  # [num_decodes]: where a decode's token is read; -1: it is in input_ids
     cu_seqlens: list[int]
     context_lens: list[int]  # tokens each sequence attends to, its own new ones included
@@ -91,8 +97,7 @@ def build_forward_batch(chunks: Sequence[Chunk], block_size: int) -> ForwardBatc
         cu_seqlens.append(end)
         if chunk.is_decode:
             feedback_slots.append(chunk.feedback_slot)
-        if chunk.wants_hidden:
-            output_rows.append(end - 1)
+        output_rows.extend(range(end - chunk.num_hidden, end))
     return ForwardBatch(
         input_ids=input_ids,
         positions=positions,

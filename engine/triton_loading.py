@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,8 @@ from .kv_cache_pool import DTYPES
 from .memory import WORKSPACE_POOLS, MemoryUse, PoolSize, graph_bytes, size_pool
 from .model_runner import ModelRunner
 from .sampler import SamplingRow
+from .scoring import launch_scores, rows_per_slice
+from .token_counts import TokenCounts
 
 # Decodes that a worker without graphs may have in a step before they need a workspace of their own.
 _MIN_WORKSPACE_SEQUENCES = 16
@@ -69,6 +72,9 @@ def warm_up(runner: ModelRunner, sampler: DeviceSampler, pool: DeviceKVCachePool
     logits = runner.logits(runner.forward(build_forward_batch(chunks, pool.layout.block_size)))
     for params in (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.9)):
         sampler.launch(logits, [SamplingRow(params, 0, 0, suppress=(0,))] * len(chunks)).token_ids()
+    mask = np.full(-(-logits.shape[1] // 32), -1, np.int32)
+    row = SamplingRow(SamplingParams(num_logprobs=1), 0, 0, (0,), counts=TokenCounts([1], [0]), allowed=mask)
+    sampler.launch(logits, [row] * len(chunks)).token_ids()
     piece = torch.empty(pool.piece_bytes(1), dtype=torch.uint8, device=logits.device)
     pool.gather([0], 0, 1, piece)
     pool.checksum(piece)
@@ -168,5 +174,8 @@ class _Measure:
             rows = [SamplingRow(SamplingParams(top_p=0.9), 0, i, (0,)) for i in range(self._config.max_batch)]
             logits = runner.logits(hidden[:1].expand(len(rows), -1))
             self._sampler.launch(logits, rows).token_ids()
+            vocab_size = logits.shape[1]
+            scored = rows_per_slice(vocab_size)
+            launch_scores(runner, self._sampler, hidden[:1].expand(scored, -1), [0] * scored, 1, vocab_size)
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_reserved(self._device) - before

@@ -26,6 +26,7 @@ from baton.kernels.gpu import (
     gemm,
     grouped_gemm,
     int8_gemm,
+    logprobs,
     norm,
     penalties,
     prefill_attention,
@@ -50,6 +51,7 @@ MODULES = (
     grouped_gemm,
     sampling,
     penalties,
+    logprobs,
     feedback,
 )
 # NVIDIA's datasheet of the H200 SXM.

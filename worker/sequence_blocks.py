@@ -63,7 +63,7 @@ class SequenceBlocks:
         at once. At least one token is left uncomputed, so that there is something to sample from. On success
         `num_computed_tokens` is the length of the prefix found.
         """
-        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.num_tokens - 1)
+        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.cache_limit)
         if not self._take(sequence, handle, room, state, headroom):
             return False
         sequence.num_computed_tokens = handle.num_tokens
@@ -99,12 +99,12 @@ class SequenceBlocks:
 
     def num_uncached_tokens(self, sequence: Sequence) -> int:
         """Tokens of a sequence without blocks that no cached prefix holds now; at least one."""
-        limit = sequence.num_tokens - 1
-        return sequence.num_tokens - self.cache.num_cached_tokens(sequence.namespace, sequence.token_ids, limit)
+        num_cached = self.cache.num_cached_tokens(sequence.namespace, sequence.token_ids, sequence.cache_limit)
+        return sequence.num_tokens - num_cached
 
     def lacking_blocks(self, sequence: Sequence, room: int, headroom: int) -> int:
         """How many blocks more must be available for `acquire` to succeed."""
-        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.num_tokens - 1)
+        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.cache_limit)
         num_wanted = self._num_blocks(room) - len(handle.block_ids) + headroom
         lacking = max(0, num_wanted - self.cache.num_available)  # with the prefix locked: it must not be evicted
         self.cache.release(handle)
@@ -121,10 +121,10 @@ class SequenceBlocks:
         The wait is short: computed chunks are published, so each step of the other one makes the cached prefix longer,
         until it ends or the two part.
         """
-        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.num_tokens - 1)
+        handle = self.cache.match(sequence.namespace, sequence.token_ids, limit=sequence.cache_limit)
         self.cache.release(handle)
         stop = handle.num_tokens + self._block_size
-        if stop >= sequence.num_tokens:
+        if stop > sequence.cache_limit:
             return False
         prefix = sequence.token_ids[:stop]
         return any(

@@ -15,9 +15,10 @@ from ...kernels.gpu.feedback import feedback_cost, resolve_feedback
 from ...kernels.gpu.gemm import linear, linear_cost, linear_shapes
 from ...kernels.gpu.grouped_gemm import moe_cost, moe_forward
 from ...kernels.gpu.int8_gemm import int8_linear, int8_linear_cost, quantize_int8
+from ...kernels.gpu.logprobs import logprobs_cost, token_logprobs
 from ...kernels.gpu.model_shapes import ModelShape
 from ...kernels.gpu.norm import add_rms_norm, norm_cost, rms_norm
-from ...kernels.gpu.penalties import add_bias, apply_penalties, bias_cost, penalties_cost
+from ...kernels.gpu.penalties import add_bias, apply_penalties, bias_cost, keep_allowed, mask_cost, penalties_cost
 from ...kernels.gpu.rope_store import norm_rope_store, rope_store_cost
 from ...kernels.gpu.sampling import SamplingTensors, sample, sampling_cost
 from .case import Case, Run
@@ -172,21 +173,33 @@ class _Operands:
             penalise, text = partial(self._penalise, rows, tokens), rows_text(rows)
             yield Case("penalties", f"{text} x {tokens:,}", penalties_cost(rows * tokens), penalise, "float32")
             yield Case("logit bias", text, bias_cost(rows), partial(self._bias, rows), "float32")
+            mask, logprobs = mask_cost(rows, self.shape.vocab_size), logprobs_cost(rows, self.shape.vocab_size, 5)
+            yield Case("token mask", text, mask, partial(self._mask, rows), "float32")
+            yield Case("log-probabilities, top 5", text, logprobs, partial(self._score, rows), "float32")
             yield Case("token feedback", text, feedback_cost(rows), partial(self._feed_back, rows), "float32")
 
     def _penalise(self, rows: int, tokens: int) -> Run:
         vocab_size = self.shape.vocab_size
         logits = self._random(rows, vocab_size, dtype=torch.float32)
-        ids = torch.randint(vocab_size, (rows, tokens), dtype=torch.int32, device=self.device)
-        prompt, whole = (torch.full((rows,), n, dtype=torch.int32, device=self.device) for n in (tokens // 2, tokens))
+        of_rows = torch.arange(rows, device=self.device).repeat_interleave(tokens)
+        ids = torch.arange(tokens, device=self.device).mul_(vocab_size // tokens).repeat(rows)
         weak = torch.full((rows,), 0.1, dtype=torch.float64, device=self.device)
-        counts = torch.zeros((rows, vocab_size), dtype=torch.int32, device=self.device)
-        return partial(apply_penalties, logits, ids, prompt, whole, 1 + weak, weak, weak, counts)
+        return partial(apply_penalties, logits, of_rows, ids, torch.ones_like(ids), 1 + weak, weak, weak)
 
     def _bias(self, rows: int) -> Run:
         logits = self._random(rows, self.shape.vocab_size, dtype=torch.float32)
         whole = torch.arange(rows, device=self.device)
         return partial(add_bias, logits, whole, whole, torch.ones(rows, dtype=torch.float64, device=self.device))
+
+    def _mask(self, rows: int) -> Run:
+        logits = self._random(rows, self.shape.vocab_size, dtype=torch.float32)
+        words = torch.zeros((rows, -(-self.shape.vocab_size // 32)), dtype=torch.int32, device=self.device)
+        return partial(keep_allowed, logits, torch.arange(rows, device=self.device), words)
+
+    def _score(self, rows: int) -> Run:
+        logits = self._random(rows, self.shape.vocab_size, dtype=torch.float32)
+        whole = torch.arange(rows, device=self.device)
+        return partial(token_logprobs, logits, whole, whole, 5)
 
     def _feed_back(self, rows: int) -> Run:
         slots = torch.randperm(rows, device=self.device)

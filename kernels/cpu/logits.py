@@ -27,9 +27,9 @@ def apply_penalties(
     the prompt alone). Repetition (Keskar et al., 2019: CTRL) divides a positive logit and multiplies another one; a
     token of the output then loses `frequency` times its count, and `presence` once.
     """
-    logit = logits[token_ids].double()
+    logit, counts = logits[token_ids].double(), counts.double()
     logit = torch.where(logit > 0, logit / repetition, logit * repetition)
-    logit -= frequency * counts + presence * (counts > 0)
+    logit -= frequency * counts + presence * counts.clamp(max=1)
     logits[token_ids] = logit.float()
 
 
@@ -78,7 +78,7 @@ def _highest(row: Tensor, count: int) -> Tensor:
     """
     padding = -len(row) % _GROUP
     groups = (F.pad(row, (0, padding), value=-torch.inf) if padding else row).view(-1, _GROUP)
-    best = groups.amax(1)
+    best = groups.amax(1).nan_to_num_(torch.inf, torch.inf, -torch.inf)  # what is no number compares with nothing
     near = (best >= best.topk(min(count, len(best))).values[-1]).nonzero()  # [m, 1], rising
     order = groups[near.flatten()].flatten().sort(descending=True, stable=True).indices[:count]
     return (near * _GROUP + torch.arange(_GROUP)).flatten()[order]

@@ -1,4 +1,7 @@
-"""Changes to the logits before sampling: penalties for tokens that occurred, and a sparse bias."""
+"""Changes to the logits before sampling: penalties for tokens that occurred, a sparse bias, and a mask.
+
+What is sparse comes as entries (row, token, number), so its cost is that of the tokens it is about.
+"""
 
 import torch
 import triton
@@ -10,70 +13,39 @@ from .cost import OpCost
 from .launching import compile_options, require, require_tensor
 from .model_shapes import ModelShape
 
-_BLOCK = 256  # token ids a program
+_BLOCK = 256  # entries a program
+_MASK_BLOCK = 1024  # tokens a program
 _INTS = (torch.int32, torch.int64)
 _FLOATS = (torch.float32, torch.float64)
 
 
-@triton.jit(do_not_specialize=["ids_stride", "num_columns"])
-def _count(  # type: ignore[no-untyped-def]
-    token_ids_ptr,  # [S, L], rows ids_stride apart
-    num_prompt_tokens_ptr,
-    num_tokens_ptr,
-    counts_ptr,  # [S, vocab_size] int32: bit 0 is set for a token of the prompt, the rest counts the output
-    ids_stride,
-    num_columns,  # L
-    vocab_size,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(1).to(tl.int64)
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    num_tokens = tl.minimum(tl.load(num_tokens_ptr + row), num_columns)
-    if tl.program_id(0) * BLOCK < num_tokens:
-        token = tl.load(token_ids_ptr + row * ids_stride + index, mask=index < num_tokens, other=-1).to(tl.int64)
-        valid = (token >= 0) & (token < vocab_size)
-        is_output = index >= tl.load(num_prompt_tokens_ptr + row)
-        slot = counts_ptr + row * vocab_size + token
-        tl.atomic_or(slot, 1, mask=valid & (is_output == 0), sem="relaxed")
-        tl.atomic_add(slot, 2, mask=valid & is_output, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["ids_stride", "num_columns"])
+@triton.jit(do_not_specialize=["num_rows", "n"])  # they change from step to step
 def _penalise(  # type: ignore[no-untyped-def]
     logits_ptr,  # [S, vocab_size] fp32, rows logits_stride apart; changed
-    token_ids_ptr,  # [S, L], rows ids_stride apart
-    num_tokens_ptr,
-    repetition_ptr,
+    rows_ptr,  # [n]
+    token_ids_ptr,  # [n]
+    counts_ptr,  # [n]
+    repetition_ptr,  # [S]
     presence_ptr,
     frequency_ptr,
-    counts_ptr,  # [S, vocab_size] int32; left as zeros
     logits_stride,
-    ids_stride,
-    num_columns,  # L
+    num_rows,
     vocab_size,
+    n,
     BLOCK: tl.constexpr,
 ):
-    """The occurrence that finds a token's count takes it and penalises the token, so each token is changed once.
-
-    Which occurrence that is depends on timing; what it computes does not.
-    """
-    row = tl.program_id(1).to(tl.int64)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    num_tokens = tl.minimum(tl.load(num_tokens_ptr + row), num_columns)
-    if tl.program_id(0) * BLOCK < num_tokens:
-        token = tl.load(token_ids_ptr + row * ids_stride + index, mask=index < num_tokens, other=-1).to(tl.int64)
-        valid = (token >= 0) & (token < vocab_size)
-        slot = counts_ptr + row * vocab_size + token
-        taken = tl.atomic_xchg(slot, tl.zeros([BLOCK], tl.int32), mask=valid, sem="relaxed")
-        mine = valid & (taken != 0)
-        repetition = tl.load(repetition_ptr + row).to(tl.float64)
-        presence = tl.load(presence_ptr + row).to(tl.float64)
-        frequency = tl.load(frequency_ptr + row).to(tl.float64)
-        logit = tl.load(logits_ptr + row * logits_stride + token, mask=mine, other=0.0).to(tl.float64)
-        count = taken >> 1
-        logit = tl.where(logit > 0.0, logit / repetition, logit * repetition)
-        logit -= frequency * count.to(tl.float64) + tl.where(count > 0, presence, 0.0)
-        tl.store(logits_ptr + row * logits_stride + token, logit.to(tl.float32), mask=mine)
+    row = tl.load(rows_ptr + index, mask=index < n, other=-1).to(tl.int64)
+    token = tl.load(token_ids_ptr + index, mask=index < n, other=-1).to(tl.int64)
+    count = tl.load(counts_ptr + index, mask=index < n, other=0).to(tl.float64)
+    valid = (row >= 0) & (row < num_rows) & (token >= 0) & (token < vocab_size)
+    repetition = tl.load(repetition_ptr + row, mask=valid, other=1.0).to(tl.float64)
+    presence = tl.load(presence_ptr + row, mask=valid, other=0.0).to(tl.float64)
+    frequency = tl.load(frequency_ptr + row, mask=valid, other=0.0).to(tl.float64)
+    logit = tl.load(logits_ptr + row * logits_stride + token, mask=valid, other=0.0).to(tl.float64)
+    logit = tl.where(logit > 0.0, logit / repetition, logit * repetition)
+    logit -= frequency * count + tl.where(count > 0.0, presence, 0.0)
+    tl.store(logits_ptr + row * logits_stride + token, logit.to(tl.float32), mask=valid)
 
 
 @triton.jit(do_not_specialize=["num_rows", "n"])  # they change from step to step
@@ -97,46 +69,83 @@ def _add_bias(  # type: ignore[no-untyped-def]
     tl.store(logits_ptr + row * logits_stride + token, (logit + value).to(tl.float32), mask=valid)
 
 
+@triton.jit
+def _keep_allowed(  # type: ignore[no-untyped-def]
+    logits_ptr,  # [S, vocab_size] fp32, rows logits_stride apart; changed
+    rows_ptr,  # [m]
+    allowed_ptr,  # [m, num_words] int32
+    logits_stride,
+    vocab_size,
+    num_words,
+    BLOCK: tl.constexpr,
+):
+    row = tl.load(rows_ptr + tl.program_id(1)).to(tl.int64)
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = token < vocab_size
+    word = tl.load(allowed_ptr + tl.program_id(1).to(tl.int64) * num_words + token // 32, mask=mask, other=-1)
+    is_forbidden = ((word >> (token % 32)) & 1) == 0
+    tl.store(logits_ptr + row * logits_stride + token, float("-inf"), mask=mask & is_forbidden)
+
+
 def apply_penalties(
     logits: Tensor,
+    rows: Tensor,
     token_ids: Tensor,
-    num_prompt_tokens: Tensor,
-    num_tokens: Tensor,
+    counts: Tensor,
     repetition: Tensor,
     presence: Tensor,
     frequency: Tensor,
-    counts: Tensor | None = None,
 ) -> None:
-    """Penalise in place the tokens that occur in each row's `token_ids[:num_tokens]`; `logits` `[S, vocab_size]` fp32.
+    """Penalise `logits[rows[i], token_ids[i]]` in place, for `[n]` entries, each (row, token) once.
 
-    A logit of any token there is divided by `repetition` `[S]` if positive, else multiplied by it (Keskar et al., 2019:
-    CTRL); a token of the output, from `num_prompt_tokens` on, then loses `frequency` times its count there, and
-    `presence` once. `token_ids` is `[S, L]`; ids outside the vocabulary are passed over. `counts` is room to count in,
-    `[S or more, vocab_size]` int32, all zeros before and after; made if it is not given.
+    `counts[i]` says how often the token is in the row's output; 0: it is in the prompt alone. The logit is divided by
+    `repetition` `[S]` of its row if positive, else multiplied by it (Keskar et al., 2019: CTRL); a token of the output
+    then loses `frequency` times its count, and `presence` once. Entries outside of `logits` `[S, vocab_size]` fp32 are
+    passed over.
     """
-    require_tensor("logits", logits, (None, None), torch.float32)
-    require(logits.stride(1) == 1, "logits' last dimension is not contiguous")
-    num_rows, vocab_size = logits.shape
-    require_tensor("token_ids", token_ids, (num_rows, None), *_INTS)
-    require(token_ids.stride(1) == 1, "token_ids' last dimension is not contiguous")
-    for name, tensor in (("num_prompt_tokens", num_prompt_tokens), ("num_tokens", num_tokens)):
-        require_tensor(name, tensor, (num_rows,), *_INTS)
-        require(tensor.is_contiguous(), f"{name} is not contiguous")
+    _check_entries(logits, rows=rows, token_ids=token_ids, counts=counts)
     for name, tensor in (("repetition", repetition), ("presence", presence), ("frequency", frequency)):
-        require_tensor(name, tensor, (num_rows,), *_FLOATS)
+        require_tensor(name, tensor, (len(logits),), *_FLOATS)
         require(tensor.is_contiguous(), f"{name} is not contiguous")
-    if counts is None:
-        counts = torch.zeros((num_rows, vocab_size), dtype=torch.int32, device=logits.device)
-    require_tensor("counts", counts, (None, vocab_size), torch.int32)
-    require(len(counts) >= num_rows and counts.is_contiguous(), "counts has too few rows or is not contiguous")
-    if num_rows == 0 or token_ids.shape[1] == 0:
-        return
-    grid = (triton.cdiv(token_ids.shape[1], _BLOCK), num_rows)
-    sizes = (token_ids.stride(0), token_ids.shape[1], vocab_size)
-    options = {"BLOCK": _BLOCK, **compile_options(4, 1)}
-    _count[grid](token_ids, num_prompt_tokens, num_tokens, counts, *sizes, **options)
-    rules = (repetition, presence, frequency)
-    _penalise[grid](logits, token_ids, num_tokens, *rules, counts, logits.stride(0), *sizes, **options)
+    if len(rows) > 0:
+        _penalise[(triton.cdiv(len(rows), _BLOCK),)](
+            logits,
+            rows,
+            token_ids,
+            counts,
+            repetition,
+            presence,
+            frequency,
+            logits.stride(0),
+            len(logits),
+            logits.shape[1],
+            len(rows),
+            BLOCK=_BLOCK,
+            **compile_options(4, 1),
+        )
+
+
+def keep_allowed(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
+    """-inf in place for every token of `logits[rows[i]]` whose bit in `allowed[i]` is 0; rows come once.
+
+    `rows` is `[m]`, `allowed` `[m, ceil(vocab_size / 32)]` int32: bit `t % 32` of word `t // 32`, counted from the
+    lowest, is token t's. `rows` must lie within `logits` `[S, vocab_size]` fp32.
+    """
+    _check_entries(logits, rows=rows)
+    vocab_size = logits.shape[1]
+    require_tensor("allowed", allowed, (len(rows), triton.cdiv(vocab_size, 32)), torch.int32)
+    require(allowed.is_contiguous(), "allowed is not contiguous")
+    if len(rows) > 0:
+        _keep_allowed[(triton.cdiv(vocab_size, _MASK_BLOCK), len(rows))](
+            logits,
+            rows,
+            allowed,
+            logits.stride(0),
+            vocab_size,
+            allowed.shape[1],
+            BLOCK=_MASK_BLOCK,
+            **compile_options(4, 1),
+        )
 
 
 def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> None:
@@ -145,14 +154,10 @@ def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) ->
     No (row, token) may come twice with values that differ: which one counts is not defined. Entries outside of
     `logits` `[S, vocab_size]` fp32 are passed over.
     """
-    require_tensor("logits", logits, (None, None), torch.float32)
-    require(logits.stride(1) == 1, "logits' last dimension is not contiguous")
+    _check_entries(logits, rows=rows, token_ids=token_ids)
     n = len(rows)
-    require_tensor("rows", rows, (n,), *_INTS)
-    require_tensor("token_ids", token_ids, (n,), *_INTS)
     require_tensor("values", values, (n,), *_FLOATS)
-    for name, tensor in (("rows", rows), ("token_ids", token_ids), ("values", values)):
-        require(tensor.is_contiguous(), f"{name} is not contiguous")
+    require(values.is_contiguous(), "values is not contiguous")
     if n > 0:
         _add_bias[(triton.cdiv(n, _BLOCK),)](
             logits,
@@ -168,9 +173,24 @@ def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) ->
         )
 
 
-def penalties_cost(num_tokens: int) -> OpCost:
-    """`num_tokens` ids over all rows, each read twice; its count read and written twice, its logit once."""
-    return OpCost(num_tokens * (2 * 4 + 4 * 4 + 2 * 4), 6 * num_tokens)
+def _check_entries(logits: Tensor, **entries: Tensor) -> None:
+    """Raises ValueError unless these are logits, and integers of which all have one length."""
+    require_tensor("logits", logits, (None, None), torch.float32)
+    require(logits.stride(1) == 1, "logits' last dimension is not contiguous")
+    length = len(entries["rows"])
+    for name, tensor in entries.items():
+        require_tensor(name, tensor, (length,), *_INTS)
+        require(tensor.is_contiguous(), f"{name} is not contiguous")
+
+
+def penalties_cost(num_entries: int) -> OpCost:
+    """Each entry's row, token id and count (8 bytes each) and its logit, read and written."""
+    return OpCost(num_entries * (3 * 8 + 2 * 4), 6 * num_entries)
+
+
+def mask_cost(num_rows: int, vocab_size: int) -> OpCost:
+    """A bit for each logit, and at worst each logit written."""
+    return OpCost(num_rows * (vocab_size // 8 + 4 * vocab_size), 2 * num_rows * vocab_size)
 
 
 def bias_cost(num_entries: int) -> OpCost:
@@ -181,18 +201,17 @@ def bias_cost(num_entries: int) -> OpCost:
 def kernel_specs(shape: ModelShape) -> list[KernelSpec]:
     """The three launches for the model's vocabulary; none of them reads in a row, so none can be wide."""
     aligned = ("logits_stride", "vocab_size") if shape.vocab_size % 16 == 0 else ()
-    tokens = {"token_ids_ptr": "*i32", "num_prompt_tokens_ptr": "*i32", "num_tokens_ptr": "*i32", "counts_ptr": "*i32"}
+    entries = {"logits_ptr": "*fp32", "rows_ptr": "*i64", "token_ids_ptr": "*i64"}
     rules = dict.fromkeys(("repetition_ptr", "presence_ptr", "frequency_ptr"), "*fp64")
-    entries = {"rows_ptr": "*i64", "token_ids_ptr": "*i64", "values_ptr": "*fp64"}
-    sizes = dict.fromkeys(("logits_stride", "ids_stride", "num_columns", "num_rows", "vocab_size", "n"), "i32")
+    sizes = dict.fromkeys(("logits_stride", "num_rows", "vocab_size", "n", "num_words"), "i32")
     launches = (
-        ("penalties, count", _count, tokens),
-        ("penalties", _penalise, {"logits_ptr": "*fp32", **tokens, **rules}),
-        ("logit bias", _add_bias, {"logits_ptr": "*fp32", **entries}),
+        ("penalties", _penalise, {**entries, "counts_ptr": "*i64", **rules}, _BLOCK),
+        ("logit bias", _add_bias, {**entries, "values_ptr": "*fp64"}, _BLOCK),
+        ("token mask", _keep_allowed, {"logits_ptr": "*fp32", "rows_ptr": "*i64", "allowed_ptr": "*i32"}, _MASK_BLOCK),
     )
     specs = []
-    for name, function, pointers in launches:
+    for name, function, pointers, block in launches:
         taken = {n: kind for n, kind in {**pointers, **sizes}.items() if n in function.arg_names}
         fitting = tuple(n for n in aligned if n in taken)
-        specs.append(KernelSpec(name, function, taken, {"BLOCK": _BLOCK}, num_warps=4, num_stages=1, aligned=fitting))
+        specs.append(KernelSpec(name, function, taken, {"BLOCK": block}, num_warps=4, num_stages=1, aligned=fitting))
     return specs

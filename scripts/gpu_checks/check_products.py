@@ -6,11 +6,12 @@ from baton.core.request import SamplingParams
 from baton.engine.feedback import make_feedback
 from baton.engine.philox import seed_words
 from baton.engine.sampler import HostSampler, SamplingRow
-from baton.kernels import reference
+from baton.kernels import cpu, reference
 from baton.kernels.gpu.gemm import linear
 from baton.kernels.gpu.grouped_gemm import moe_forward
 from baton.kernels.gpu.int8_gemm import int8_linear, quantize_int8
-from baton.kernels.gpu.penalties import add_bias, apply_penalties
+from baton.kernels.gpu.logprobs import token_logprobs
+from baton.kernels.gpu.penalties import add_bias, apply_penalties, keep_allowed
 from baton.kernels.gpu.sampling import SamplingTensors, argmax, sample
 
 from .compare import Bench, close, same
@@ -102,12 +103,27 @@ def _tensors(bench: Bench, rows: list[SamplingRow]) -> SamplingTensors:
 def penalties(bench: Bench) -> str:
     """A token that comes twice is penalised once for repetition and twice for frequency; bias suppresses."""
     logits = torch.tensor([[2.0, -2.0, 1.0, 0.5, 3.0]] * 2, device=bench.device)
-    token_ids = bench.ints([0, 1, 2, 2, 0, 0, 0, 0], torch.int64).view(2, 4)
     floats = [torch.tensor([v, 1.0 if v == 2.0 else 0.0], device=bench.device) for v in (2.0, 0.5, 0.25)]
-    apply_penalties(logits, token_ids, bench.ints([2, 0]), bench.ints([4, 0]), *floats)
+    apply_penalties(logits, bench.ints([0, 0, 0]), bench.ints([0, 1, 2]), bench.ints([0, 0, 2]), *floats)
     want = torch.tensor([[1.0, -4.0, 0.5 - 0.5 - 0.5, 0.5, 3.0], [2.0, -2.0, 1.0, 0.5, 3.0]])
     close(Bench(bench.device, torch.float32, bench.is_tiny), logits, want, "penalties")
     add_bias(logits, bench.ints([1]), bench.ints([4]), torch.tensor([-torch.inf], device=bench.device))
     assert logits[1, 4] == -torch.inf, "the bias did not arrive"
     assert logits[0, 4] == 3.0, "the bias went to another row"
+    keep_allowed(logits, bench.ints([0]), bench.ints([0b01010]).view(1, 1))
+    assert logits.isfinite().tolist() == [[False, True, False, True, False], [True] * 4 + [False]], "the mask"
     return "exact"
+
+
+def logprobs(bench: Bench) -> str:
+    """Of given tokens and of the five likeliest, equal ones by their ids, as on the CPU."""
+    vocab_size, rows = (101, 3) if bench.is_tiny else (128256, 16)
+    logits = (3 * torch.randn(rows, vocab_size)).mul_(16).round_().div_(16)  # many are equal
+    token_ids = torch.arange(rows)
+    want, want_top, want_ids = cpu.token_logprobs(logits, token_ids, 5)
+    ids = token_ids.to(bench.device)
+    got, got_top, got_ids = token_logprobs(logits.to(bench.device), ids, ids, 5)
+    assert got_ids.tolist() == want_ids.tolist(), "the likeliest tokens"
+    worst = max(float((got.cpu() - want).abs().max()), float((got_top.cpu() - want_top).abs().max()))
+    assert worst < 1e-4, f"log-probabilities are off by {worst:.1e}"
+    return f"{rows} rows, error {worst:.1e}"

@@ -24,10 +24,11 @@ CHECKS: dict[str, Check] = {
     "int8 product": check_products.int8,
     "experts": check_products.experts,
     "sampling, argmax": check_products.sampling,
-    "penalties, bias": check_products.penalties,
+    "penalties, bias, mask": check_products.penalties,
+    "log-probabilities": check_products.logprobs,
     "offsets beyond 2^31": check_offsets.far_blocks,
 }
-ONCE = {"checksum", "sampling, argmax", "penalties, bias"}  # they know no dtype
+ONCE = {"checksum", "sampling, argmax", "penalties, bias, mask", "log-probabilities"}  # they know no dtype
 
 
 def all_checks(*, is_tiny: bool) -> Iterator[tuple[str, Check, torch.dtype]]:

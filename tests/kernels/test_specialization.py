@@ -13,6 +13,7 @@ from baton.kernels.gpu import (
     gemm,
     grouped_gemm,
     int8_gemm,
+    logprobs,
     norm,
     penalties,
     prefill_attention,
@@ -26,15 +27,15 @@ from baton.kernels.gpu.model_shapes import LLAMA_8B, QWEN3_30B_A3B
 FIXED = {
     "K", "M", "block_stride", "cos_stride", "gate_up_stride", "head_stride", "kv_block_stride", "kv_head_stride",
     "kv_side_stride", "kv_slot_stride", "logits_stride", "num_experts", "num_groups", "num_pieces", "num_slots",
-    "out_stride", "query_stride", "residual_stride", "segment_steps", "sin_stride", "size", "strand_length",
-    "token_stride", "vocab_size", "x_stride",
+    "num_words", "out_stride", "query_stride", "residual_stride", "segment_steps", "sin_stride", "size",
+    "strand_length", "token_stride", "vocab_size", "x_stride",
 }  # fmt: skip
 
 
 def all_specs() -> list[KernelSpec]:
     specs: list[KernelSpec] = []
     for shape in (LLAMA_8B, QWEN3_30B_A3B):
-        for of_shape in (activation, block_copy, checksum, feedback, norm, penalties, rope_store, sampling):
+        for of_shape in (activation, block_copy, checksum, feedback, logprobs, norm, penalties, rope_store, sampling):
             specs += of_shape.kernel_specs(shape)
         for of_device in (decode_attention, gemm, grouped_gemm, int8_gemm, prefill_attention):
             specs += of_device.kernel_specs(shape, 90)
