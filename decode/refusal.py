@@ -15,8 +15,10 @@ class Refusal(NamedTuple):
 def misfit(request: Request, context_length: int) -> Refusal | None:
     """What is wrong with the request itself, for a worker whose requests may have `context_length` tokens."""
     choices = request.choices
-    if len(set(choices)) != max(len(choices), 1) or (len(choices) > 1 and request.output_token_ids):
-        return Refusal("choices must differ, and only one can be resumed", False)
+    if len(set(choices)) != max(len(choices), 1):
+        return Refusal("choices must differ", False)
+    if len(choices) > 1 and (request.output_token_ids or not request.sampling.max_tokens):
+        return Refusal("several choices must begin together, and have tokens", False)
     room = request.num_prompt_tokens + request.sampling.max_tokens
     if room > context_length:
         return Refusal(f"{room} tokens are asked for, this worker holds {context_length}", False)

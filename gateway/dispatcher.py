@@ -40,6 +40,7 @@ from .router import Route
 from .waiting_line import Refusal, WaitingLine
 
 MAX_RETRIES = 2  # after a worker died or lost messages; refusals are bounded by the queue's time
+RESTART_S = 5  # after which whoever is turned away by a server that stops may find it running again
 STALL_S = 300.0  # an interactive request on a worker without any token for so long is given up
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,11 @@ class Dispatcher:
         """Where it stands in the queue; None when it does not wait there."""
         return self._line.place(generation.party[0], self._clock())
 
+    def require_open(self) -> None:
+        """Raises Unavailable (503) when this gateway is draining."""
+        if self.is_draining:
+            raise Unavailable("this server is shutting down; ask another one", 503, retry_after=RESTART_S)
+
     def submit(
         self,
         prompt: Prompt,
@@ -108,8 +114,7 @@ class Dispatcher:
         for another reason have their `error` already.
         """
         now = self._clock()
-        if self.is_draining:
-            raise Unavailable("this server is shutting down; ask another one", 503, retry_after=5)
+        self.require_open()
         if pinned is None:
             self._make_room(urgency, now)
         party = [
@@ -174,8 +179,9 @@ class Dispatcher:
         generation.take(chunk)
         if chunk.finish_reason is not None:
             with self._turn():
-                self._end(generation, was_served=True)
-                self._finish(generation, chunk.finish_reason)
+                for ended in list(attempt.party) if generation.is_prompt_alone else [generation]:
+                    self._end(ended, was_served=True)
+                    self._finish(ended, chunk.finish_reason)
         elif num_new:
             generation.changed.set()
 
@@ -217,7 +223,7 @@ class Dispatcher:
     def stop(self, reason: str) -> None:
         """Fails everything that is left."""
         with self._turn():
-            self._fail(self._generations.values(), Unavailable(reason, 503, retry_after=5))
+            self._fail(self._generations.values(), Unavailable(reason, 503, retry_after=RESTART_S))
 
     # ---- dispatching ----------------------------------------------------------------------------------------------
 

@@ -123,13 +123,18 @@ class Generation:
         return FinishReason.LENGTH if self.remaining_tokens <= 0 and not self.lacks_prompt_logprobs else None
 
     @property
+    def is_prompt_alone(self) -> bool:
+        """No token is wanted: all choices are the same, and the first one is asked for."""
+        return self.prompt.sampling.max_tokens == 0
+
+    @property
     def lacks_prompt_logprobs(self) -> bool:
         """They are asked for and have not come: the decode worker must compute the whole prompt."""
         return self.prompt.num_prompt_logprobs is not None and self.prompt_logprobs is None
 
     def generate_request(self, attempt: Attempt) -> GenerateRequest:
         """What the decode worker is asked, for the whole party; after a death with the tokens that came before it."""
-        prompt = self.prompt
+        prompt, party = self.prompt, [self] if self.is_prompt_alone else attempt.party
         request = Request(
             attempt.request_id,
             self.namespace,
@@ -137,7 +142,7 @@ class Generation:
             prompt.sampling,
             output_token_ids=list(self.output_token_ids),
             urgency=self.urgency,
-            choices=tuple(generation.choice for generation in attempt.party),
+            choices=tuple(generation.choice for generation in party),
             num_prompt_logprobs=prompt.num_prompt_logprobs if self.lacks_prompt_logprobs else None,
         )
         return GenerateRequest(request, attempt.route.prefill, attempt.route.num_returned_tokens)

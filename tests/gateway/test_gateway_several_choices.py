@@ -264,11 +264,10 @@ def test_a_prompt_alone_is_complete_only_with_its_log_probabilities(hand: Any, h
     hand.leave(NodeRef("decode-0", 1))
     assert [generation.ended for generation in generations] == [False, False]
     hand.join(hand_module.decode_info("decode-1"))
+    assert [choices for _, choices, _ in requests(hand)] == [(0,), (0,)], "one is enough: there is nothing to choose"
     attempt = generations[0].attempt
-    for choice in (0, 1):
-        prompt_logprobs = None if choice else logprobs(-1, -2)
-        chunk = TokenChunk(attempt.request_id, choice, 0, [], FinishReason.LENGTH, prompt_logprobs=prompt_logprobs)
-        hand.dispatcher.handle(attempt.route.decode, chunk)
+    chunk = TokenChunk(attempt.request_id, 0, 0, [], FinishReason.LENGTH, prompt_logprobs=logprobs(-1, -2))
+    hand.dispatcher.handle(attempt.route.decode, chunk)
     assert [g.prompt_logprobs for g in generations] == [logprobs(-1, -2)] * 2
     assert [g.finish_reason for g in generations] == [FinishReason.LENGTH] * 2
     assert_idle(hand)
