@@ -40,6 +40,7 @@ async def serve(config: GatewayConfig) -> None:
     try:
         async with serving(gateway) as server:
             logger.info("listening on http://%s:%d", config.host, server.port)
+            gateway.grammars.start_soon()
             await _until(server.running, stopping)
             dispatcher = gateway.dispatcher
             logger.info("draining: %d requests", dispatcher.num_in_flight + dispatcher.num_queued)
@@ -80,6 +81,7 @@ async def serving(gateway: Gateway) -> AsyncIterator[Server]:
         running.cancel()
         await asyncio.wait([running])
         gateway.prompts.close()
+        gateway.grammars.close()
 
 
 async def _start(site: web.TCPSite, config: GatewayConfig) -> None:

@@ -15,10 +15,13 @@ from ..transfer.keys import ClusterKeys
 from ..vocab.chat_template import ChatTemplate
 from ..vocab.model_config import load_model_config
 from ..vocab.tokenizer import Tokenizer
+from ..vocab.tool_format import HERMES
 from .admission import Admission
 from .cache_feed import CacheFeed
 from .cluster import Channel, Cluster
+from .deltas import PieceParser
 from .dispatcher import Dispatcher
+from .grammars import Grammars
 from .membership import Membership
 from .metrics import Metrics
 from .openai.formats import AnswerFormat
@@ -31,9 +34,11 @@ from .role_rules import role_rule
 from .role_table import RoleTable
 from .stream import Response
 from .tenants import Tenants
+from .tools.answer_parsers import answer_parser
 
 DRAIN_POLL_S = 0.05
 _PROBE_TOKENS = 4
+_PROMPT_END = 8  # tokens that are looked at for what the prompt has begun
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +57,12 @@ class Gateway:
         self.vocab_size = model.vocab_size
         self.tenants = Tenants(config.model_digest, config.key_file)
         self.tokenizer = Tokenizer.from_folder(folder)
-        self.parser = RequestParser(config.served_model, model.vocab_size)
-        self.prompts = PromptBuilder(self.tokenizer, ChatTemplate.from_folder(folder, self.tokenizer), model)
+        template = ChatTemplate.from_folder(folder, self.tokenizer)
+        self._tool_format = HERMES if template is None else template.tool_format
+        self._thinks = template is not None and template.thinks
+        self.parser = RequestParser(config.served_model, model.vocab_size, self._tool_format)
+        self.prompts = PromptBuilder(self.tokenizer, template, model)
+        self.grammars = Grammars(config.model_folder, model.vocab_size, self.prompts.eos_token_ids)
         self.membership = Membership(ref, config.model_digest, config.worker_timeout_s)
         self.metrics = Metrics(lambda: list(self.membership.workers.values()))
         self.cluster = Cluster(channel, self.membership)
@@ -87,6 +96,11 @@ class Gateway:
     def respond(self, answer: AnswerFormat, request: ParsedRequest) -> Response:
         """A response that has not been started."""
         return Response(self.dispatcher, self.metrics, self.tokenizer, answer, request, self.config.keep_alive_s)
+
+    def answer_parser(self, request: ParsedRequest, prompt: Prompt) -> PieceParser:
+        """What reads one answer to `request`."""
+        end = self.tokenizer.decode(prompt.token_ids[-_PROMPT_END:], skip_special_tokens=False)
+        return answer_parser(request, self._tool_format, thinks=self._thinks, prompt_end=end)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -1,7 +1,7 @@
 """Grammars: whether a grammar of a request can be used, asked of a process of its own (vocab/grammar_checker.py).
 
 Compiling never runs in the gateway, so no schema can hold up other clients; one that passed once is not asked about
-again. The process starts with the first grammar, or earlier with `start`.
+again. The process starts with the first grammar, or earlier with `start_soon`.
 """
 
 import asyncio
@@ -31,28 +31,37 @@ class Grammars:
     def __init__(self, model_folder: str, vocab_size: int, eos_token_ids: tuple[int, ...]):
         self._config = CheckerConfig(model_folder, vocab_size, list(eos_token_ids), COMPILE_LIMIT_S)
         self._known: OrderedDict[str, str | None] = OrderedDict()  # grammar |-> what is wrong with it
+        self._asking: dict[str, asyncio.Task[str | None]] = {}
         self._turn = asyncio.Lock()
-        self._num_waiting = 0
+        self._starting: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self) -> None:
-        """Loads the tokenizer, so that the first grammar need not wait for it."""
-        async with self._turn:
-            await self._running()
+    def start_soon(self) -> None:
+        """Loads the tokenizer in the background, so that the first grammar need not wait for it."""
+        self._starting = asyncio.create_task(self._start())
 
     async def check(self, grammar: str, param: str) -> None:
         """Raises RequestError (400) naming `param` when the grammar cannot be used, Unavailable (503) when that cannot
         be found out now.
         """
-        if grammar not in self._known:
-            self._known[grammar] = await self._ask(grammar)
-            if len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
-        self._known.move_to_end(grammar)
-        if (error := self._known[grammar]) is not None:
+        if grammar in self._known:
+            self._known.move_to_end(grammar)
+            error = self._known[grammar]
+        else:
+            if (asking := self._asking.get(grammar)) is None:
+                asking = self._asking[grammar] = asyncio.create_task(self._ask(grammar))
+            # A client that leaves in between must not cut an exchange with the process short.
+            error = await asyncio.shield(asking)
+        if error is not None:
             raise RequestError(f"{param} cannot be enforced: {error}", param)
 
     def close(self) -> None:
+        for task in (self._starting, *self._asking.values()):
+            if task is not None:
+                task.cancel()
+        self._end_process()
+
+    def _end_process(self) -> None:
         if self._process is not None:
             if self._process.returncode is None:
                 self._process.kill()
@@ -60,37 +69,40 @@ class Grammars:
             self._process._transport.close()  # type: ignore[attr-defined]
         self._process = None
 
+    async def _start(self) -> None:
+        try:
+            async with self._turn:
+                await self._running()
+        except (OSError, TimeoutError, msgspec.DecodeError) as failure:
+            logger.error("the grammar checker did not start: %r", failure)
+
     async def _ask(self, grammar: str) -> str | None:
-        if self._num_waiting >= _MOST_WAITING:
-            raise Unavailable("too many grammars wait to be compiled; try again", retry_after=1)
-        self._num_waiting += 1
         try:
-            async with asyncio.timeout(_WAIT_LIMIT_S):
-                await self._turn.acquire()
-        except TimeoutError:
-            raise Unavailable("other grammars take long to compile; try again", retry_after=1) from None
-        finally:
-            self._num_waiting -= 1
-        try:
-            process = await self._running()
-            return await _exchange(process, msgspec.json.encode(grammar), COMPILE_LIMIT_S + _ANSWER_LIMIT_S)
-        except (OSError, TimeoutError, ValueError, msgspec.DecodeError) as error:
-            logger.error("the grammar checker failed: %r", error)
-            self.close()
+            if len(self._asking) > _MOST_WAITING:
+                raise Unavailable("too many grammars wait to be compiled; try again", retry_after=1)
+            async with asyncio.timeout(_WAIT_LIMIT_S), self._turn:
+                process = await self._running()
+                error = await _exchange(process, msgspec.json.encode(grammar))
+        except (OSError, TimeoutError, msgspec.DecodeError) as failure:
+            logger.error("a grammar could not be checked: %r", failure)
+            if not isinstance(failure, TimeoutError):
+                self._end_process()
             raise Unavailable("grammars cannot be checked now; try again", retry_after=1) from None
-        except BaseException:  # a client that left in the middle of an exchange: its answer would come to the next one
-            self.close()
-            raise
         finally:
-            self._turn.release()
+            del self._asking[grammar]
+        self._known[grammar] = error
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        return error
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
-            self.close()
+            self._end_process()
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "baton.vocab.grammar_checker"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the gateway; this ends with its input
             )
             await _exchange(self._process, msgspec.json.encode(self._config), _START_LIMIT_S)
         return self._process

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
@@ -110,12 +111,15 @@ class OpenAIHandlers:
     async def _answer(
         self, request: web.Request, parsed: ParsedRequest, timeline: Timeline, response: Response
     ) -> web.StreamResponse:
-        prompts = await self._gateway.prompts.build(parsed, self._gateway.limits)
+        gateway = self._gateway
+        if parsed.sampling.grammar:
+            await gateway.grammars.check(parsed.sampling.grammar, parsed.grammar_param)
+        prompts = await gateway.prompts.build(parsed, gateway.limits)
         timeline = timeline.stamped(Station.TOKENISED)
         urgency = urgency_of(parsed.priority, parsed.service_tier, sent_key(request.headers))
-        namespace = self._gateway.tenants.namespace(api_key(request), parsed.cache_salt)
+        namespace = gateway.tenants.namespace(api_key(request), parsed.cache_salt)
         try:
-            response.start(prompts, namespace, timeline, urgency)
+            response.start(prompts, namespace, timeline, urgency, partial(gateway.answer_parser, parsed))
             if parsed.stream:
                 await response.wait_for_start()
                 return await self._stream(request, response)

@@ -54,7 +54,7 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._batch = BatchTokenizer(tokenizer)
         self._template = template
-        self._eos_token_ids = tuple(dict.fromkeys((*model.eos_token_ids, *tokenizer.eos_token_ids)))
+        self.eos_token_ids = tuple(dict.fromkeys((*model.eos_token_ids, *tokenizer.eos_token_ids)))
 
     async def build(self, request: ParsedRequest, limits: Limits) -> list[Prompt]:
         """The prompts of a request in the client's order. Raises RequestError (400) for what does not fit."""
@@ -125,7 +125,7 @@ class PromptBuilder:
         sampling = request.sampling
         if sampling.min_tokens > max_tokens:
             raise RequestError(f"min_tokens {sampling.min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
-        end_tokens = () if sampling.ignore_eos else self._eos_token_ids
+        end_tokens = () if sampling.ignore_eos else self.eos_token_ids
         stop_token_ids = tuple(dict.fromkeys((*end_tokens, *sampling.stop_token_ids)))
         return Prompt(
             token_ids, msgspec.structs.replace(sampling, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
@@ -138,11 +138,14 @@ def _render(template: ChatTemplate, prompt: ChatPrompt) -> str:
     Where that text ends in what the template makes of it is found by a mark behind it.
     """
     if not prompt.continue_final_message:
-        return template.render(prompt.messages, add_generation_prompt=prompt.add_generation_prompt, **prompt.variables)
+        return template.render_with_tools(
+            prompt.messages, prompt.tools, add_generation_prompt=prompt.add_generation_prompt, **prompt.variables
+        )
     *before, last = prompt.messages
     mark = secrets.token_hex(16)
     marked = [*before, last | {"content": last["content"] + mark}]
-    text, found, _ = template.render(marked, add_generation_prompt=False, **prompt.variables).rpartition(mark)
+    rendered = template.render_with_tools(marked, prompt.tools, add_generation_prompt=False, **prompt.variables)
+    text, found, _ = rendered.rpartition(mark)
     if not found:
         raise RequestError("the model's chat template leaves out the message to continue", "continue_final_message")
     return text

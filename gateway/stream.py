@@ -65,7 +65,7 @@ class Response:
         namespace: str,
         timeline: Timeline,
         urgency: Urgency,
-        new_parser: Callable[[], PieceParser] = PlainText,
+        new_parser: Callable[[Prompt], PieceParser] = lambda prompt: PlainText(),
     ) -> None:
         """Hands all prompts to the dispatcher. Choices are numbered prompt by prompt."""
         rules = self._request.rules
@@ -73,7 +73,7 @@ class Response:
             generations = self._generations(prompt, namespace, timeline, urgency)
             for generation in generations:
                 index = len(self._choices)
-                choice = Choice(index, generation, generations[0], self._tokenizer, rules, new_parser())
+                choice = Choice(index, generation, generations[0], self._tokenizer, rules, new_parser(prompt))
                 self._choices.append(choice)
         self._first_place = self._place()
 

@@ -40,7 +40,17 @@ MAY_IMPORT["launch"] = {*MAY_IMPORT}
 THIRD_PARTY: dict[str, set[str]] = {
     "core": {"msgspec"},
     "radix_cache": {"msgspec", "numpy", "xxhash"},
-    "vocab": {"gguf", "huggingface_hub", "jinja2", "msgspec", "numpy", "rich", "safetensors", "tokenizers"},
+    "vocab": {
+        "gguf",
+        "huggingface_hub",
+        "jinja2",
+        "llguidance",
+        "msgspec",
+        "numpy",
+        "rich",
+        "safetensors",
+        "tokenizers",
+    },
     "gateway": {"aiohttp", "msgspec", "prometheus_client", "uvloop"},
     "bench": {"aiohttp", "cyclopts", "msgspec", "numpy", "rich", "uvloop"},
     "kernels": {"torch", "triton"},

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -22,6 +22,7 @@ from jinja2.utils import Namespace
 from ..core.errors import ConfigurationError, RequestError
 from .json_file import read_json_object_if_present
 from .tokenizer import Tokenizer, special_tokens
+from .tool_format import described_in_text, format_of
 
 _LONGEST_MESSAGE = 500  # characters of a template's own complaint that reach the client
 
@@ -41,7 +42,10 @@ class _Refusal(jinja2.TemplateError):
 
 
 class ChatTemplate:
-    """A compiled chat template; thread-safe."""
+    """A compiled chat template; thread-safe.
+
+    `tool_format`: how a model with it calls tools. `thinks`: such a model may think before it answers.
+    """
 
     def __init__(self, template: str, tokens: Mapping[str, str] | None = None):
         """`tokens` are the names a template may use for special tokens (`bos_token`, `eos_token`, ...).
@@ -49,13 +53,19 @@ class ChatTemplate:
         Raises ConfigurationError when the template is not valid jinja2.
         """
         self._tokens = dict(tokens or {})
+        environment = _environment()
         try:
-            self._template = _environment().from_string(template)
+            self._template = environment.from_string(template)
+            self._knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(template))
         except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigurationError(
                 f"The model's chat template is not valid jinja2 ({str(error)[:_LONGEST_MESSAGE]}). "
                 "Correct chat_template in its tokenizer_config.json, or use another model."
             ) from error
+
+        self._knows_calls = "tool_calls" in template
+        self.tool_format = format_of(template)
+        self.thinks = "</think>" in template
 
     @classmethod
     def from_folder(cls, folder: Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -94,6 +104,18 @@ class ChatTemplate:
                 "model knows and a text as content.",
                 param="messages",
             ) from error
+
+    def render_with_tools(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], /, **variables: Any
+    ) -> str:
+        """`render` for messages with calls of tools and their results, and `tools` (in the API's form) to tell of.
+
+        What the template knows nothing about becomes plain text, in the way of Hermes.
+        """
+        if self._knows_tools:
+            given = list(messages) if self._knows_calls else described_in_text(messages, (), roles_are_known=False)
+            return self.render(given, tools=list(tools) or None, **variables)
+        return self.render(described_in_text(messages, tools, roles_are_known=self._knows_calls), **variables)
 
 
 def _find_template(folder: Path) -> str | None:

@@ -124,7 +124,9 @@ class GrammarCompiler:
         [len(matchers) or more, mask_words]). A matcher that fails tells so in `check`; the others are not hurt.
         """
         rows = [(matcher._matcher, index) for index, matcher in enumerate(matchers)]
-        assert bitmask.flags["C_CONTIGUOUS"] and bitmask.dtype == np.int32 and bitmask.shape[1] == self.mask_words
+        assert bitmask.flags["C_CONTIGUOUS"]
+        assert bitmask.dtype == np.int32
+        assert bitmask.shape[1] == self.mask_words
         self._executor.unsafe_compute_mask_ptr(rows, bitmask.ctypes.data, bitmask.shape[1] * 4, bitmask.shape[0])
 
 

@@ -1,4 +1,4 @@
-"""A process of its own that says whether grammars compile, because some take minutes and nothing stops Rust in a thread.
+"""A process of its own that says whether grammars compile: some take minutes, and nothing stops Rust in a thread.
 
 Started as `python -m baton.vocab.grammar_checker`. A line of JSON in, a line of JSON out: first CheckerConfig, answered
 with `null` when the tokenizer is loaded, then grammars (strings), each answered with why it cannot be used, or `null`.

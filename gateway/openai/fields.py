@@ -45,6 +45,34 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
+class JsonSchemaFormat(msgspec.Struct):
+    """`strict` makes no difference: a schema is always enforced, or refused."""
+
+    schema: dict[str, Any] | bool | None = None
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """`type`: text, json_object or json_schema."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct):
+    """One of these; as vLLM has them. `json`: a schema, as an object or as text."""
+
+    json: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Refused = None
+    whitespace_pattern: Refused = None
+
+
 class CommonFields(msgspec.Struct, kw_only=True):
     """Fields of completions and chat."""
 
@@ -73,6 +101,16 @@ class CommonFields(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     add_special_tokens: bool | None = None
 
+    # What the answer must look like: at most one of these. The grammars are Lark's, in llguidance's dialect.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
     prompt_logprobs: Refused = None
     length_penalty: Refused = None
     use_beam_search: Refused = None
@@ -83,18 +121,10 @@ class CommonFields(msgspec.Struct, kw_only=True):
     prompt_embeds: Refused = None
     functions: Refused = None
     function_call: Refused = None
-    tools: Refused = None
-    tool_choice: Refused = None
     modalities: Refused = None
     audio: Refused = None
-    response_format: Refused = None
-    structured_outputs: Refused = None
-    guided_json: Refused = None
-    guided_regex: Refused = None
-    guided_choice: Refused = None
-    guided_grammar: Refused = None
-    regex: Refused = None
-    grammar: Refused = None
+    guided_decoding_backend: Refused = None
+    guided_whitespace_pattern: Refused = None
     chat_template: Refused = None
 
 
@@ -108,6 +138,9 @@ class CompletionRequest(CommonFields, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
 
     suffix: Refused = None
+    tools: Refused = None
+    tool_choice: Refused = None
+    parallel_tool_calls: Refused = None
     chat_template_kwargs: Refused = None
     continue_final_message: Refused = None
     add_generation_prompt: Refused = None
@@ -142,6 +175,29 @@ class ChatMessage(msgspec.Struct):
     audio: Refused = None
 
 
+class FunctionDefinition(msgspec.Struct):
+    """`strict` makes no difference: arguments are constrained whenever a call is required."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct):
+    function: FunctionDefinition
+    type: str = "function"
+
+
+class NamedFunction(msgspec.Struct):
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    function: NamedFunction
+    type: str = "function"
+
+
 class ChatCompletionRequest(CommonFields, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -153,6 +209,9 @@ class ChatCompletionRequest(CommonFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     best_of: Refused = None
     echo: Refused = None
@@ -171,8 +230,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolDefinition] | None = None
 
-    tools: Refused = None
     chat_template: Refused = None
 
 

@@ -1,11 +1,13 @@
 """Chat messages of a request as chat templates expect them, and the variables a request may give to a template."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from ...core.errors import RequestError
+from ...vocab.tool_format import Tool
 from .fields import ChatCompletionRequest, ChatMessage, ContentPart, MessageToolCall, TokenizeRequest
 from .refused import refuse_unsupported
 from .request import ChatPrompt
@@ -16,8 +18,8 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
 
 
-def chat_prompt(fields: ChatCompletionRequest | TokenizeRequest) -> ChatPrompt:
-    """Raises RequestError naming the message that no template could be given."""
+def chat_prompt(fields: ChatCompletionRequest | TokenizeRequest, tools: Sequence[Tool]) -> ChatPrompt:
+    """`tools`: those the model is told of. Raises RequestError naming the message that no template could be given."""
     messages = fields.messages
     if not messages:
         raise RequestError("messages is empty: send at least one message", "messages")
@@ -37,6 +39,7 @@ def chat_prompt(fields: ChatCompletionRequest | TokenizeRequest) -> ChatPrompt:
         add_generation_prompt=not continues and fields.add_generation_prompt is not False,
         continue_final_message=continues,
         variables=_variables(fields.chat_template_kwargs or {}),
+        tools=tuple(tool.as_json for tool in tools),
         add_special_tokens=bool(fields.add_special_tokens),
     )
 

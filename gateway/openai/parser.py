@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...core.errors import RequestError
+from ...vocab.tool_format import HERMES, ToolFormat
 from ..urgency import given_tier
 from .fields import (
     ChatCompletionRequest,
@@ -19,11 +20,13 @@ from .fields import (
     TokenIds,
     TokenizeRequest,
 )
+from .grammar_fields import grammar_of
 from .json_errors import bounded, read_json, refuse_invalid
 from .messages import chat_prompt
 from .refused import refuse_unsupported
 from .request import ParsedRequest, PromptSource, TextPrompts, TokenPrompts
 from .sampling import check_vocabulary, sampling_params, text_rules
+from .tool_fields import checked_tools, with_tool_use
 
 MAX_PROMPTS = 128
 MAX_ANSWERS = 1024  # prompts x what is sampled of each
@@ -38,7 +41,8 @@ class RequestParser:
     with the field in `param` and status 400, or 404 for another model's name.
     """
 
-    def __init__(self, served_model: str, vocab_size: int):
+    def __init__(self, served_model: str, vocab_size: int, tool_format: ToolFormat = HERMES):
+        self._tool_format = tool_format
         self._served_model = served_model
         self._vocab_size = vocab_size
         self._completion = msgspec.json.Decoder(CompletionRequest)
@@ -83,7 +87,9 @@ class RequestParser:
             raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
         max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
         num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
-        return self._parsed(fields, chat_prompt(fields), num_logprobs, max_tokens)
+        tools = checked_tools(fields.tools or [])
+        prompt = chat_prompt(fields, () if fields.tool_choice == "none" else tools)
+        return with_tool_use(self._parsed(fields, prompt, num_logprobs, max_tokens), fields, tools, self._tool_format)
 
     def tokenize(self, body: bytes) -> tuple[PromptSource, bool]:
         """The body of POST /tokenize: (prompt, whether the tokens' texts are asked for)."""
@@ -94,7 +100,7 @@ class RequestParser:
         if fields.messages is not None:
             if fields.prompt is not None:
                 raise RequestError("send either prompt or messages", "prompt")
-            return chat_prompt(fields), wants_strings
+            return chat_prompt(fields, checked_tools(fields.tools or [])), wants_strings
         if fields.prompt is None:
             raise RequestError("prompt is missing: send a text, or messages", "prompt")
         return TextPrompts((fields.prompt,), fields.add_special_tokens is not False), wants_strings
@@ -122,9 +128,11 @@ class RequestParser:
         if fields.stream_options is not None and not fields.stream:
             raise RequestError("stream_options is only allowed together with stream: true", "stream_options")
         options = fields.stream_options or StreamOptions()
+        grammar, grammar_param = grammar_of(fields)
+        sampling = sampling_params(fields, num_logprobs, self._vocab_size)
         return ParsedRequest(
             prompt=prompt,
-            sampling=sampling_params(fields, num_logprobs, self._vocab_size),
+            sampling=msgspec.structs.replace(sampling, grammar=grammar),
             max_tokens=max_tokens,
             rules=text_rules(fields),
             num_choices=fields.n or 1,
@@ -137,6 +145,7 @@ class RequestParser:
             priority=fields.priority or 0,
             service_tier=given_tier(fields.service_tier),
             cache_salt=fields.cache_salt,
+            grammar_param=grammar_param,
         )
 
     def _prompts(self, prompt: Any, *, add_special_tokens: bool) -> TextPrompts | TokenPrompts:

@@ -29,7 +29,7 @@ class TokenPrompts(msgspec.Struct, frozen=True):
 
 
 class ChatPrompt(msgspec.Struct, frozen=True):
-    """Messages as chat templates expect them, and what else the template is given.
+    """Messages and tools as chat templates expect them, and what else the template is given.
 
     `continue_final_message`: the prompt ends with the last message's own text, which the answer goes on with.
     """
@@ -38,6 +38,7 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: dict[str, Any] = {}
+    tools: tuple[dict[str, Any], ...] = ()
     add_special_tokens: bool = False  # a chat template writes them itself
 
 
@@ -52,8 +53,18 @@ class TextRules(msgspec.Struct, frozen=True):
     skip_special_tokens: bool = True
 
 
+class ToolUse(msgspec.Struct, frozen=True):
+    """Which tools may be called. `is_forced`: the answer is nothing but calls, and a grammar sees to it."""
+
+    names: frozenset[str]
+    is_forced: bool
+    allows_several: bool
+
+
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """`max_tokens` is None when the client did not say; `sampling.max_tokens` is decided when the prompt's length is
+    """`grammar_param`: the field that `sampling.grammar` was made of. `tool_use`: None when no tool may be called.
+
+    `max_tokens` is None when the client did not say; `sampling.max_tokens` is decided when the prompt's length is
     known. `sampling.stop_token_ids` holds only what the client asked for. `service_tier` is what the answer says.
 
     Each prompt is continued `num_sampled` times; of these the `num_choices` likeliest are told. `echo`: every choice
@@ -76,6 +87,8 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     service_tier: str | None = None
     cache_salt: str | None = None
+    grammar_param: str = ""
+    tool_use: ToolUse | None = None
 
     @property
     def is_chat(self) -> bool:
