@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from ..core.credentials import api_key_headers
 from .options import Endpoint
 from .record import RequestRecord
 from .sse import SSEParser
@@ -113,8 +114,12 @@ class BenchClient:
 
 
 def open_http() -> aiohttp.ClientSession:
-    """A connection pool without a limit of its own (a limit would queue requests unseen) and without proxies."""
+    """A connection pool without a limit of its own (a limit would queue requests unseen) and without proxies.
+
+    It sends the API key of the environment, which so never gets into a report.
+    """
     return aiohttp.ClientSession(
+        headers=api_key_headers(),
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
         trust_env=False,

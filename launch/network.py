@@ -61,13 +61,14 @@ def address_towards(gateway: HostPort) -> str:
         return str(probe.getsockname()[0])
 
 
-async def http_get(address: HostPort, path: str, timeout_s: float) -> tuple[int, str]:
+async def http_get(address: HostPort, path: str, timeout_s: float, api_key: str = "") -> tuple[int, str]:
     """Status and body of one GET. Raises OSError or TimeoutError when there is no answer."""
+    key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
     async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_connection(_reachable(address.host), address.port)
         try:
             # 1.0: the server closes after the answer, whose end is then known without parsing.
-            writer.write(f"GET {path} HTTP/1.0\r\nHost: {address.text}\r\n\r\n".encode())
+            writer.write(f"GET {path} HTTP/1.0\r\nHost: {address.text}\r\n{key}\r\n".encode())
             response = await reader.read(_MAX_RESPONSE)
             while part := await reader.read(_MAX_RESPONSE):
                 response += part

@@ -96,7 +96,7 @@ class GatewayFlags:
     """Flags of the commands that start a gateway, as typed."""
 
     host: str = "127.0.0.1"
-    "Address to listen on; there is no authentication yet, so think before you choose another."
+    "Address to listen on; with any other than this machine's own use --api-key."
 
     port: int = 8000
     "Port to listen on; 0 takes any free one and prints it."
@@ -106,6 +106,9 @@ class GatewayFlags:
 
     join_address: str = "127.0.0.1:0"
     "HOST:PORT at which workers of other hosts join."
+
+    api_key: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "A key that clients must send, or @FILE with a key a line; may be repeated. None: anybody may ask."
 
 
 @dataclass(frozen=True)

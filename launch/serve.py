@@ -14,6 +14,7 @@ from ..core.errors import BatonError, ConfigurationError
 from ..transfer.keys import ClusterKeys
 from ..vocab.progress import default_progress
 from ..vocab.source import default_cache_dir, resolve_model
+from .api_keys import read_api_keys
 from .child_process import ChildSpec, child_spec
 from .compute import Compute, obstacles, require_nccl_pairs, resolve_compute, resolve_device, resolve_gateway_dtype
 from .machine import Machine, describe_machine
@@ -57,12 +58,14 @@ class Plan(msgspec.Struct, frozen=True):
     model_argument: str | None
     ready_path: str  # answers 200 when the start table may be shown
     ready_timeout_s: float
+    api_keys: tuple[str, ...] = ()
 
 
 def serve(model: str | None, pools: PoolFlags, engine: EngineFlags, gateway: GatewayFlags, common: CommonFlags) -> None:
     """Run a whole server on this machine until a signal ends it. Raises BatonError when it cannot go on."""
     require_topology(pools.prefill, pools.decode)
     require_choice("--log-level", common.log_level, LOG_LEVELS)
+    api_keys = read_api_keys(gateway.api_key)
     http, join = claim_addresses(gateway)
     options = parse_engine_options(engine)
     machine = describe_machine()
@@ -80,10 +83,10 @@ def serve(model: str | None, pools: PoolFlags, engine: EngineFlags, gateway: Gat
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
         configs = local_worker_configs(cluster, facts, resolved, workers)
         specs = (
-            child_spec(gateway_config(cluster, facts, compute.dtype, pools.prefill, pools.decode, options)),
+            child_spec(gateway_config(cluster, facts, compute.dtype, pools.prefill, pools.decode, options, api_keys)),
             *(child_spec(config) for config in configs),
         )
-        run_plan(Plan(cluster, specs, model, "/ready", READY_TIMEOUT_S))
+        run_plan(Plan(cluster, specs, model, "/ready", READY_TIMEOUT_S, api_keys))
 
 
 def choose_devices(options: EngineOptions, pools: PoolFlags, machine: Machine) -> tuple[Compute, Placement | None]:
@@ -116,6 +119,7 @@ def serve_gateway(
     """Run a gateway alone; workers join it. The key file is made when there is none."""
     require_choice("--log-level", common.log_level, LOG_LEVELS)
     options = parse_engine_options(EngineFlags(dtype=dtype, **dataclasses.asdict(scheduling)))
+    api_keys = read_api_keys(gateway.api_key)
     dtype = resolve_gateway_dtype(options.dtype, describe_machine())
     http, join = claim_addresses(gateway)
     facts = find_model(model)
@@ -124,9 +128,9 @@ def serve_gateway(
         if not key_file.exists():
             ClusterKeys.create(key_file)
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
-        config = gateway_config(cluster, facts, dtype, 0, 1, options)
+        config = gateway_config(cluster, facts, dtype, 0, 1, options, api_keys)
         # Its readiness is up to workers that others start, so the table appears when it answers at all.
-        run_plan(Plan(cluster, (child_spec(config),), model, "/health", READY_TIMEOUT_S))
+        run_plan(Plan(cluster, (child_spec(config),), model, "/health", READY_TIMEOUT_S, api_keys))
 
 
 def find_model(model: str | None) -> ModelFacts:
@@ -199,7 +203,7 @@ async def wait_ready(plan: Plan) -> None:
 async def worker_reports(plan: Plan) -> dict[str, WorkerReport]:
     """What the workers say of themselves, by id; empty when the gateway has fallen silent again."""
     try:
-        _, body = await http_get(plan.cluster.http, "/workers", REPORT_TIMEOUT_S)
+        _, body = await http_get(plan.cluster.http, "/workers", REPORT_TIMEOUT_S, (*plan.api_keys, "")[0])
         return read_reports(body)
     except (OSError, TimeoutError, msgspec.DecodeError) as error:
         write_line(f"warning: no word from the gateway about its workers ({error!r:.200})")
@@ -217,7 +221,7 @@ def hints(plan: Plan) -> list[str]:
         ]
     return [
         f"ready: {where}",
-        f"try it: {curl_line(cluster.http, cluster.served_model)}",
+        f"try it: {curl_line(cluster.http, cluster.served_model, needs_key=bool(plan.api_keys))}",
         f"add a worker: {join_line('decode', cluster.join, cluster.key_file, plan.model_argument)}",
     ]
 

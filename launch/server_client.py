@@ -1,4 +1,7 @@
-"""A running server, asked over HTTP by the commands that talk to one: `baton chat`, `baton roles`."""
+"""A running server, asked over HTTP by the commands that talk to one: `baton chat`, `baton roles`.
+
+An API key comes from the environment (core/credentials.py).
+"""
 
 import http.client
 from typing import TypeVar
@@ -6,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ..core.credentials import api_key_headers
 from ..core.errors import BatonError, ConfigurationError
 
 TIMEOUT_S = 120.0  # between two signs of life; the server sends comments while a prompt is computed
@@ -39,7 +43,7 @@ class ServerClient:
     def request(self, method: str, path: str, body: JsonObject | None = None) -> http.client.HTTPResponse:
         """An answer whose body is to be read. Raises BatonError with the server's own words for anything but 200."""
         connection = self._kind(self._host, self._port, timeout=TIMEOUT_S)
-        headers = {"Content-Type": "application/json", "Connection": "close"}
+        headers = {"Content-Type": "application/json", "Connection": "close"} | api_key_headers()
         try:
             connection.request(method, self._path + path, None if body is None else msgspec.json.encode(body), headers)
             response = connection.getresponse()

@@ -8,6 +8,7 @@ from typing import TextIO
 
 import msgspec
 
+from ..core.credentials import KEY_VARIABLES
 from .options import HostPort
 
 HEADER = ("role", "pid", "device", "threads", "KV tokens", "transport")
@@ -58,12 +59,14 @@ def url_of(address: HostPort) -> str:
     return f"http://{HostPort(host, address.port).text}"
 
 
-def curl_line(address: HostPort, model: str) -> str:
+def curl_line(address: HostPort, model: str, *, needs_key: bool = False) -> str:
     body = json.dumps(
         {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     )
-    header = "-H 'Content-Type: application/json'"
-    return f"curl {url_of(address)}/v1/chat/completions {header} -d {shlex.quote(body)}"
+    headers = "-H 'Content-Type: application/json'"
+    if needs_key:
+        headers += f' -H "Authorization: Bearer ${KEY_VARIABLES[0]}"'
+    return f"curl {url_of(address)}/v1/chat/completions {headers} -d {shlex.quote(body)}"
 
 
 def join_line(role: str, address: HostPort, key_file: str, model: str | None) -> str:

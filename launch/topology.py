@@ -8,6 +8,7 @@ import msgspec
 from ..core.config import GatewayConfig, NetworkConfig, SchedulerConfig, TransferConfig, WorkerConfig
 from ..core.errors import ConfigurationError
 from ..core.messages import Role
+from ..gateway.keys import digest_of
 from .model_facts import ModelFacts
 from .options import EngineOptions, HostPort
 from .placement import DeviceSlot, Placement
@@ -57,7 +58,13 @@ def require_topology(num_prefill: int, num_decode: int) -> None:
 
 
 def gateway_config(
-    cluster: Cluster, model: ModelFacts, dtype: str, num_prefill: int, num_decode: int, options: EngineOptions
+    cluster: Cluster,
+    model: ModelFacts,
+    dtype: str,
+    num_prefill: int,
+    num_decode: int,
+    options: EngineOptions,
+    api_keys: Sequence[str] = (),
 ) -> GatewayConfig:
     return GatewayConfig(
         gateway_id="gateway-0",
@@ -74,6 +81,7 @@ def gateway_config(
         ttft_target_s=options.ttft_target_s,
         tpot_target_s=options.tpot_target_s,
         is_elastic=options.is_elastic,
+        api_key_digests=tuple(map(digest_of, api_keys)),
         log_level=cluster.log_level,
         debug=cluster.debug,
     )
