@@ -29,7 +29,7 @@ def choices(server, token_ids: list[int], max_tokens: int, n: int, **fields: Any
     return [choice["token_ids"] for choice in answer["choices"]]
 
 
-def test_the_prompt_is_computed_and_handed_over_once(serve, tiny_model) -> None:
+def test_the_prompt_is_computed_once_and_handed_over_once_at_most(serve, tiny_model) -> None:
     with serve(tiny_model, *FLAGS) as server:
         server.wait_idle()
         before = [server.metric(f"baton_worker_{name}_total") for name in ("kv_sent_bytes", "tokens_computed")]
@@ -37,8 +37,10 @@ def test_the_prompt_is_computed_and_handed_over_once(serve, tiny_model) -> None:
         server.wait_idle()
         after = [server.metric(f"baton_worker_{name}_total") for name in ("kv_sent_bytes", "tokens_computed")]
         bytes_per_token = 2 * 2 * 2 * 16 * 4  # layers x (key, value) x heads x head_dim x float32
-        # Of the five tokens of each choice, the first comes from the hidden state that was handed over.
-        assert [a - b for a, b in zip(after, before, strict=True)] == [100 * bytes_per_token, 100 + 4 * 4]
+        sent, computed = [a - b for a, b in zip(after, before, strict=True)]
+        # Of the five tokens of each choice, the first comes from the prompt's hidden state.
+        assert computed == 100 + 4 * 4
+        assert sent in (0, 100 * bytes_per_token)  # where the prompt is computed is the router's choice
         assert len({tuple(answer) for answer in answers}) == 4
 
 
