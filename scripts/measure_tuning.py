@@ -1,6 +1,6 @@
 """The tuners on a real server against fixed settings, and how well learned costs predict another workload.
 
-    python scripts/measure_tuning.py [--results FILE [--runs N]] [--rounds 3] [--measure 50] [--settle 20]
+    python scripts/measure_tuning.py [--results FILE [--runs N]] [--rounds 3] [--measure 50] [--settle 15]
 
 For each of two workloads: targets are 4 x and 2 x the unloaded medians, the capacity is the rate at which 90 % of the
 requests keep both, and the rate offered is a share of it. Then every setting of a small grid (tokens a step x running
@@ -174,11 +174,11 @@ def relative_error(learned: dict[str, Any], then: dict[str, Any]) -> float:
     return cost.seconds_of(between) / between.seconds - 1.0
 
 
-def show(mix: Mix, goodputs: dict[str, list[float]]) -> None:
+def show(name: str, goodputs: dict[str, list[float]]) -> None:
     """The table of one workload, best first, and what the tuners reach of it."""
     medians = {setting: statistics.median(values) for setting, values in goodputs.items()}
     best = max((setting for setting in medians if setting != TUNED), key=lambda setting: medians[setting])
-    print(f"\n{mix.name}\n\n| tokens a step x running | goodput, median | least | greatest |\n|---|---|---|---|")
+    print(f"\n{name}\n\n| tokens a step x running | goodput, median | least | greatest |\n|---|---|---|---|")
     for setting in sorted(medians, key=lambda setting: -medians[setting]):
         values = goodputs[setting]
         print(f"| {setting} | {medians[setting]:.3f} | {min(values):.3f} | {max(values):.3f} |")
@@ -192,19 +192,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, help="measure no more than this many things; with --results")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--measure", type=float, default=50.0, help="seconds of each measurement")
-    parser.add_argument("--settle", type=float, default=20.0, help="seconds of the same load before it")
+    parser.add_argument("--settle", type=float, default=15.0, help="seconds of the same load before it")
     return parser.parse_args()
 
 
 def measure_all(measuring: Measuring, num_rounds: int) -> None:
     settings = [f"{budget} x {cap}" for budget, cap in GRID] + [TUNED]
-    for mix in MIXES.values():
-        goodputs: dict[str, list[float]] = {setting: [] for setting in settings}
-        for number in range(num_rounds):
-            turn = number % len(settings)
+    goodputs: dict[str, dict[str, list[float]]] = {name: {setting: [] for setting in settings} for name in MIXES}
+    for number in range(num_rounds):
+        turn = number % len(settings)
+        for mix in MIXES.values():
             for setting in settings[turn:] + settings[:turn]:
-                goodputs[setting].append(measuring.goodput(mix, setting, number))
-        show(mix, goodputs)
+                goodputs[mix.name][setting].append(measuring.goodput(mix, setting, number))
+    for name, its in goodputs.items():
+        show(name, its)
     for first, second in permutations(MIXES.values()):
         errors = [measuring.prediction(first, second, number) for number in range(num_rounds)]
         print(f"\npredicted / measured - 1, learned on {first.name}, checked on {second.name}:")
