@@ -5,7 +5,8 @@ a death   restart after a growing delay (RestartPolicy); a configuration that ca
           the first readiness, end the server with the child's last words
 stop      SIGTERM to the gateway, which finishes its requests; then SIGTERM to the workers; each wait is bounded
           and ends in SIGKILL
-stop!     a second signal: SIGKILL to all
+stop!     a second signal: one more SIGTERM to the gateway, which tells its open streams that they end; then
+          SIGKILL to all
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from .restart_policy import RestartPolicy
 
 DRAIN_MARGIN_S = 5.0  # what a gateway may take beyond its own bound for running requests
 WORKER_DRAIN_S = 5.0
+CUT_S = 1.0  # for a gateway to tell its open streams that they are cut
 KILL_WAIT_S = 5.0
 
 WriteLine = Callable[[str], None]
@@ -120,12 +122,24 @@ class Supervisor:
                 if name in self._children:
                     self._children[name].terminate()
             await self._wait_gone([keepers[name] for name in names], bound)
+            if self._stop_now.is_set():
+                break
+        if self._stop_now.is_set():
+            await self._cut_off({name: keepers[name] for name in gateways})
         for child in self._children.values():
             child.kill()
         if left := [task for task in keepers.values() if not task.done()]:
             await asyncio.wait(left, timeout=KILL_WAIT_S)
         # One that failed has told its reason already, through `run`.
         await asyncio.gather(*(task for task in keepers.values() if task.done()), return_exceptions=True)
+
+    async def _cut_off(self, gateways: dict[str, asyncio.Task[None]]) -> None:
+        """Those that still run get their second signal and CUT_S to act on it."""
+        left = {name: task for name, task in gateways.items() if not task.done() and name in self._children}
+        for name in left:
+            self._children[name].terminate()
+        if left:
+            await asyncio.wait(left.values(), timeout=CUT_S)
 
     async def _wait_gone(self, tasks: list[asyncio.Task[None]], bound_s: float) -> None:
         """Until all have ended, the bound is over, or a second signal says: now."""

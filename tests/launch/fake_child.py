@@ -1,6 +1,7 @@
 """A child without a server: `fake_child.py BEHAVIOUR RECORD FD`. Appends one line per event to RECORD.
 
-serve: drain on SIGTERM. stubborn: ignore SIGTERM. crash: exit 1. misconfigured: exit 2. noisy: long output, then serve.
+serve: drain on SIGTERM. patient: on the second one. stubborn: ignore SIGTERM.
+crash: exit 1. misconfigured: exit 2. noisy: long output, then serve.
 The pipe handling is the real one of launch/child.py.
 """
 
@@ -24,7 +25,15 @@ def main(behaviour: str, record: str, descriptor: int) -> int:
 
     drained = threading.Event()
     stubborn = "stubborn" in behaviour
-    signal.signal(signal.SIGTERM, lambda *_: note("ignored SIGTERM") if stubborn else drained.set())
+
+    def on_signal(*_: object) -> None:
+        note("ignored SIGTERM" if stubborn else "was told")
+        told.append(True)
+        if not stubborn and len(told) >= ("patient" in behaviour) + 1:
+            drained.set()
+
+    told: list[bool] = []
+    signal.signal(signal.SIGTERM, on_signal)
     note(f"started {os.getpid()} {os.getsid(0)} {os.environ.get('OMP_NUM_THREADS')}")
     if "noisy" in behaviour:
         print("x" * 200_000 + "\nlast line", flush=True)

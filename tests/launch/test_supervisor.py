@@ -133,6 +133,19 @@ def test_a_second_signal_kills_at_once(builders, record):
     _run(builders, record, ["gateway stubborn", "stubborn"], during)  # the bounds add up to more than BOUND_S
 
 
+def test_a_second_signal_reaches_the_gateway_before_it_is_killed(builders, record):
+    """It tells its open streams that they are cut."""
+
+    async def during(supervised: Supervisor) -> None:
+        await builders.until(lambda: builders.count(record, "started") == 2)
+        supervised.request_stop()
+        await builders.until(lambda: builders.count(record, "was told") == 1)
+        supervised.request_stop()
+
+    _run(builders, record, ["gateway patient", "serve"], during)
+    assert builders.lines(record)[-3:] == ["gateway-0 was told", "gateway-0 was told", "gateway-0 drained"]
+
+
 def test_output_without_line_ends_is_copied_with_the_prefix(builders, record):
     output: list[str] = []
 
