@@ -14,7 +14,7 @@ _MIX_S = 30.0  # prompts and answers so old are left out of the mix,
 _KEPT_IN_MIX = 128  # but for so many of each, as lengths vary much,
 _OLD_S = 300.0  # and those are left out when they are so old
 _MOST_IN_MIX = 256
-_LEAST_IN_MIX = 16
+_LEAST_IN_MIX = 8
 _CLASSES = 8  # of prompts, by size
 
 

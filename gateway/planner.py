@@ -2,9 +2,9 @@
 
 For servers with both targets. Every LOOK_S the capacity (capacity.py) of the present division of the workers is set
 beside those with one prefill worker more and one less, for prompts and answers like those of late. Where another
-division has been LEAST_GAIN better for PATIENCE_S without a break, one worker changes its role. It does not depend on
-how high the load is, so the fleet is divided rightly before a rush comes, and waits cut short by refusals do not hide
-what is missing.
+division has been LEAST_GAIN better for PATIENCE_S without a break, one worker changes its role; where it is better by
+more than that, in so much less time, as what is lost until then is the same. It does not depend on how high the load
+is, so the fleet is divided rightly before a rush comes, and waits cut short by refusals do not hide what is missing.
 
 With few prompts nothing is concluded. Changes are CHANGE_INTERVAL_S apart, and one that goes against the last comes
 REST_S after it at the earliest; that, the gain and the time that a mix is averaged over (measuring.py) keep roles from
@@ -21,6 +21,8 @@ from .elastic import CHANGE_INTERVAL_S, PATIENCE_S, REST_S, RoleChange
 
 LOOK_S = 1.0
 LEAST_GAIN = 0.1
+_MOST_GAIN = 1.0  # a division that can do nothing at present is not decided over by a single look
+_STAYS = 0, 0.0, ""
 _PREFILL_ONLY, _DECODE_ONLY = (Role.PREFILL,), (Role.DECODE,)
 
 
@@ -30,7 +32,7 @@ class Planner:
     def __init__(self) -> None:
         self._look_at = -math.inf
         self._wanted = 0  # prefill workers more, or less
-        self._wanted_since = 0.0
+        self._lost_s = 0.0  # since it is wanted: gain, summed over the time
         self._last_change = 0  # of what kind it was,
         self._changed_at = -math.inf  # and when
 
@@ -44,36 +46,37 @@ class Planner:
             return None
         self._look_at = now + LOOK_S
         seen = outlook(now)
-        wanted, reason = (0, "") if seen is None else _better(masks, seen)
-        if wanted != self._wanted:
-            self._wanted, self._wanted_since = wanted, now
+        wanted, gain, reason = _STAYS if seen is None else _better(masks, seen)
+        self._lost_s = self._lost_s + min(gain, _MOST_GAIN) * LOOK_S if wanted == self._wanted else 0.0
+        self._wanted = wanted
         rest_s = CHANGE_INTERVAL_S if wanted == self._last_change else REST_S
-        if not wanted or now - self._wanted_since < PATIENCE_S or now - self._changed_at < rest_s:
+        if not wanted or self._lost_s < LEAST_GAIN * PATIENCE_S or now - self._changed_at < rest_s:
             return None
         self._last_change, self._changed_at = wanted, now
         old, new = (_DECODE_ONLY, _PREFILL_ONLY) if wanted > 0 else (_PREFILL_ONLY, _DECODE_ONLY)
         return RoleChange(next(ref for ref, mask in masks.items() if mask == old), new, reason)
 
 
-def _better(masks: Mapping[NodeRef, tuple[Role, ...]], outlook: Outlook) -> tuple[int, str]:
-    """How many prefill workers more (1) or less (-1) are much better, and why; 0: as it is, it is well."""
+def _better(masks: Mapping[NodeRef, tuple[Role, ...]], outlook: Outlook) -> tuple[int, float, str]:
+    """How many prefill workers more (1) or less (-1) are much better, by what share, and why; 0: none."""
     num_prefill = sum(mask == _PREFILL_ONLY for mask in masks.values())
     num_decode = len(masks) - num_prefill
     if not num_decode:
-        return 0, ""
+        return _STAYS
     changes = [0] + [-1] * (num_prefill > 0) + [1] * (num_decode > 1 and _DECODE_ONLY in masks.values())
     kept = KEPT * max(idle_share(num_prefill + more, num_decode - more, outlook) for more in changes)
     if kept == 0.0:
-        return 0, ""
+        return _STAYS
     present, *others = (capacity(num_prefill + more, num_decode - more, outlook, kept) for more in changes)
     best, wanted = max(zip(others, changes[1:], strict=True), default=(0.0, 0))
-    if best <= present * (1 + LEAST_GAIN):
-        return 0, ""
+    gain = best / present - 1 if present else _MOST_GAIN * (best > 0.0)
+    if gain <= LEAST_GAIN:
+        return _STAYS
     reason = (
         f"{_division(num_prefill + wanted, num_decode - wanted)} are predicted to keep both targets up to {best:.2f} "
-        f"requests/s, {_division(num_prefill, num_decode)} up to {present:.2f}, for {PATIENCE_S:g} s"
+        f"requests/s, {_division(num_prefill, num_decode)} up to {present:.2f}"
     )
-    return wanted, reason
+    return wanted, gain, reason
 
 
 def _division(num_prefill: int, num_decode: int) -> str:

@@ -207,6 +207,8 @@ class SimDecodeRole:
                 return
             state = BlockState.RESERVED if is_remote else BlockState.PRIVATE
             if not self._bench.blocks.acquire(sequence, sequence.num_tokens + 1, state, self.scheduler.num_running):
+                patience = self._bench.share.decode_patience
+                self._bench.wait_for_blocks(patience, others_end=self.scheduler.has_any_that_advance)
                 return
             self.scheduler.admit(sequence)
             if is_remote:
@@ -214,6 +216,7 @@ class SimDecodeRole:
             else:
                 sequence.on(Event.ADMITTED)
                 self._count_cached(entry, sequence.num_computed_tokens)
+        self._bench.share.decode_patience.waits_no_more()
 
     def _is_being_computed(self, sequence: Sequence) -> bool:
         others = (e.sequence for e in self._entries.values() if not self.scheduler.yields(e.sequence, sequence))

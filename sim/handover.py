@@ -49,19 +49,29 @@ class Handover:
         self._wire: Wire | None = None
         self._num_tokens = 0
         self._on_sent: Callable[[], None] = _nothing
+        self._on_granted: Callable[[], None] = _nothing
         self._on_arrived: Callable[[], None] | None = None
         self._num_computed = 0
         self._num_gone = 0  # tokens sent, or there before
         self._has_ended = False
 
-    def open_sender(self, wire: Wire, num_tokens: int, on_sent: Callable[[], None]) -> None:
-        """`on_sent`: all has left and arrived; the sender's blocks are its own again."""
+    def open_sender(
+        self, wire: Wire, num_tokens: int, on_sent: Callable[[], None], on_granted: Callable[[], None] | None = None
+    ) -> None:
+        """`on_sent`: all has left and arrived; the sender's blocks are its own again. `on_granted`: it may send."""
         self._wire, self._num_tokens, self._on_sent = wire, num_tokens, on_sent
+        self._on_granted = on_granted or _nothing
 
     def open_receiver(self, first_missing_token: int, on_arrived: Callable[[], None]) -> None:
         """The receiver has blocks, and all tokens before that one."""
         self._num_gone, self._on_arrived = first_missing_token, on_arrived
+        self._on_granted()
         self._move(self._clock.now)
+
+    @property
+    def is_granted(self) -> bool:
+        """The receiver has blocks for it."""
+        return self._on_arrived is not None
 
     def computed(self, num_tokens: int, began: float) -> None:
         """So many tokens of the prompt are computed now; the last of them since `began`."""

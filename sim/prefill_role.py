@@ -76,6 +76,8 @@ class SimPrefillRole:
     def step(self) -> Iterator[float]:
         """Yields when the step ends, where the loop stands still meanwhile."""
         self._collect_done()
+        if self._bench.share.must_give_up(self._bench.clock.now):
+            self._give_up_one()
         self._admit()
         self._bench.tuned += self._pacing.update(self._bench.clock.now, self._bench.steps.cost)
         budget = self._bench.share.limited(self.scheduler.token_budget, self._bench.steps.cost)
@@ -123,6 +125,8 @@ class SimPrefillRole:
             if self._bench.blocks.is_being_computed(sequence, others):
                 return
             if not self._acquire(entry):
+                patience = self._bench.share.prefill_patience
+                self._bench.wait_for_blocks(patience, others_end=not self._is_held_up(request_id))
                 return
             self.scheduler.admit(request_id, 0)
             if entry.num_returned_tokens > sequence.num_computed_tokens:
@@ -131,6 +135,29 @@ class SimPrefillRole:
             else:
                 sequence.on(Event.ADMITTED)
                 self._compute(entry, sequence.num_computed_tokens)
+        self._bench.share.prefill_patience.waits_no_more()
+
+    def _is_held_up(self, request_id: str) -> bool:
+        """As in prefill/role.py."""
+        with_blocks = ((r, e.sequence.phase) for r, e in self._entries.items() if e.sequence.block_table)
+        return self._is_granted(request_id) and not any(
+            phase is Phase.COMPUTING or self._is_granted(r) for r, phase in with_blocks
+        )
+
+    def _is_granted(self, request_id: str) -> bool:
+        return self._bench.network.handover(request_id).is_granted
+
+    def _give_up_one(self) -> None:
+        """As in prefill/role.py."""
+        waiting = [
+            request_id
+            for request_id, entry in self._entries.items()
+            if entry.sequence.phase in (Phase.HANDING_OVER, Phase.RECEIVING) and not self._is_granted(request_id)
+        ]
+        if waiting:
+            decode = self._entries[waiting[-1]].decode
+            self._end(waiting[-1])
+            self._bench.tell(decode, KVAbort(waiting[-1], "its blocks were needed on the prefill worker"))
 
     def _acquire(self, entry: _Entry) -> bool:
         sequence, blocks, share = entry.sequence, self._bench.blocks, self._bench.share
@@ -187,7 +214,13 @@ class SimPrefillRole:
             self._bench.network.wire(self._bench.ref),
             sequence.num_tokens,
             lambda: self._bench.put(lambda: self._end(request.request_id)),
+            self._granted,
         )
+
+    def _granted(self) -> None:
+        """Who waits for blocks may have to wait for this hand-over's: to be looked at."""
+        if self.scheduler.num_waiting:
+            self._bench.wake()
 
     def _prefix_returned(self, entry: _Entry, num_present_tokens: int) -> None:
         if self._entries.get(entry.sequence.request_id) is entry:

@@ -8,7 +8,7 @@ from ..core.messages import CacheUpdate, Message, NodeRef, WorkerInfo
 from ..core.step_cost import StepShape
 from ..core.tuner_event import TunerEvent
 from ..radix_cache.cache import RadixCache
-from ..worker.role_share import RoleShare
+from ..worker.role_share import PATIENCE_S, Patience, RoleShare
 from ..worker.sequence_blocks import SequenceBlocks
 from ..worker.step_watch import StepWatch
 from .clock import VirtualClock
@@ -62,9 +62,15 @@ class SimWorkbench:
         self.num_tokens_generated = 0
         self.busy_s = 0.0
         self._parts = parts
-        self._wake = wake
+        self.wake = wake
         self._device_free_at = 0.0
         self._num_updates = 0
+
+    def wait_for_blocks(self, patience: Patience, *, others_end: bool) -> None:
+        """See Patience. Where no other event may come that ends the wait, the loop goes round when it is over."""
+        patience.waits(self.clock.now, others_end=others_end)
+        if not others_end:
+            self.clock.after(PATIENCE_S, self.wake)
 
     # ---- the device ----------------------------------------------------------------------------------------------
 
@@ -90,7 +96,7 @@ class SimWorkbench:
         began = max(self._device_free_at, self.host_free_at)
         self._device_free_at = ends = began + seconds
         if self.overlaps:
-            self.clock.at(ends, self._wake)
+            self.clock.at(ends, self.wake)
         return LaunchedWork(number, began, ends)
 
     def collected(self, number: int) -> None:

@@ -56,17 +56,17 @@ def test_the_overhead_is_no_more_than_first_tokens_took_however_many_are_late_at
     assert measuring.measured.overhead_s == pytest.approx(0.12)
 
 
-def test_a_mix_needs_sixteen_prompts_and_answers_of_the_last_five_minutes() -> None:
+def test_a_mix_needs_eight_prompts_and_answers_of_the_last_five_minutes() -> None:
     measuring = Measuring(0.05)
-    for number in range(16):
-        assert measuring.mix(15.0) is None
+    for number in range(8):
+        assert measuring.mix(7.0) is None
         measuring.sent(Work(100, 5000.0), 150, float(number))
-    assert measuring.mix(15.0) is None
-    for number in range(16):
+    assert measuring.mix(7.0) is None
+    for number in range(8):
         measuring.answered(10 + number, float(number))
-    mix = measuring.mix(15.0)
+    mix = measuring.mix(7.0)
     assert mix is not None
-    assert mix.answer_tokens == 17.5
+    assert mix.answer_tokens == 13.5
     assert {prompt[1:] for prompt in mix.prompts} == {(Work(100, 5000.0), 150.0)}
     assert measuring.mix(300.0) is not None
     assert measuring.mix(300.5) is None, "the first ones are too old"

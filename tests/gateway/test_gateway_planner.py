@@ -61,7 +61,7 @@ def test_with_long_answers_the_prefill_worker_decodes_and_with_long_prompts_it_d
     fleet = Fleet(PREFILL, DECODE)
     fleet.run(60, LONG_ANSWERS)
     ((at, change),) = fleet.changes
-    assert (at, change.worker.node_id, change.roles) == (9.0, "w0", DECODE)  # 4 s for 16 prompts, 5 s of patience
+    assert (at, change.worker.node_id, change.roles) == (3.0, "w0", DECODE)  # 2 s for 8 prompts, one more look
     assert change.reason.startswith("0 prefill + 2 decode are predicted to keep both targets up to ")
     fleet.run(60, LONG_PROMPTS)
     assert fleet.num_prefill == 1, "and back"
@@ -82,16 +82,35 @@ def test_few_requests_say_nothing() -> None:
     fleet = Fleet(PREFILL, DECODE)
     for _ in range(60):
         fleet.run(0.25, LONG_ANSWERS)
-        fleet.run(20.0, QUIET)
+        fleet.run(45.0, QUIET)
     assert not fleet.changes
 
 
-def test_a_break_starts_the_five_seconds_anew() -> None:
-    fleet = Fleet(PREFILL, DECODE)
-    fleet.run(7, LONG_ANSWERS)
-    fleet.measuring = Measuring(TARGETS.tpot_s)
-    fleet.run(7, LONG_ANSWERS)
-    assert not fleet.changes
+def change_after_s(monkeypatch: pytest.MonkeyPatch, gains: list[float]) -> int | None:
+    """Of two decode workers over the present division, second by second: when the prefill worker becomes one."""
+    planner, masks = Planner(), {NodeRef("w0", 1): PREFILL, NodeRef("w1", 1): DECODE}
+    monkeypatch.setattr("baton.gateway.planner.idle_share", lambda *_: 1.0)
+    for second, gain in enumerate(gains):
+        monkeypatch.setattr(
+            "baton.gateway.planner.capacity",
+            lambda num_prefill, *_, gain=gain: 1.0 if num_prefill else 1.0 + gain,
+        )
+        if planner.update(float(second), masks, lambda now: Outlook(None, MACHINE, TARGETS)) is not None:
+            return second
+    return None
+
+
+@pytest.mark.parametrize(("gain", "seconds"), [(0.09, None), (0.12, 5), (0.3, 2), (0.8, 1), (50.0, 1)])
+def test_the_more_is_lost_the_sooner_a_role_changes(
+    monkeypatch: pytest.MonkeyPatch, gain: float, seconds: int | None
+) -> None:
+    """After 5 s at a gain of a tenth, which is half a second's worth of work; never at a single look."""
+    assert change_after_s(monkeypatch, [gain] * 20) == seconds
+
+
+def test_a_break_starts_the_count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert change_after_s(monkeypatch, [0.12] * 4 + [0.0] + [0.12] * 4) is None
+    assert change_after_s(monkeypatch, [0.12] * 4 + [0.0] + [0.12] * 6) == 10
 
 
 def test_targets_that_no_division_keeps_change_nothing() -> None:

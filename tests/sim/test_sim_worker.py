@@ -85,6 +85,40 @@ def test_two_workers_hand_over_to_each_other_at_once(fleet):
     assert world.network.num_handovers == 0
 
 
+def test_two_pools_full_of_prompts_for_each_other_do_not_wait_for_ever(fleet):
+    # Each computes a prompt of 13 blocks for the other, has 7 left of 20, and is asked to receive one of 13. A second
+    # after that the hand-overs are given up, and both prompts are computed where they are decoded.
+    world = World(fleet(num_prefill=0, num_decode=2, num_blocks=20), [2, 2])
+    a, b = (each.ref for each in world.workers)
+    for index, (prefill, decode) in enumerate([(a, b), (b, a)]):
+        request = generate(f"r{index}", index, 200, 2, prefill)
+        world.tell_at(0.0, index, PrefillRequest(f"r{index}", "", request.request.prompt_token_ids, decode))
+        world.tell_at(0.1, 1 - index, request)
+    world.clock.run()
+    # asked at 101, given up at 1101, heard of at 1102 by who is idle; the prompt takes 30 ms, a decode 11
+    assert world.tokens_ms("r0") == world.tokens_ms("r1") == [(1133, 1), (1144, 2)]
+    assert [each.num_requests for each in world.workers] == [0, 0]
+    assert world.network.num_handovers == 0
+
+
+def test_a_prefill_worker_full_of_prompts_that_decode_takes_later_gives_one_up(fleet):
+    # P has computed the first prompt, for which D has no block: those are promised to the second, which P has no blocks
+    # for. P gives the first one up.
+    world = World(fleet(num_blocks=20), [2, 2])
+    prefill, decode = (each.ref for each in world.workers)
+    first, second = (generate(f"r{index}", index, 200, 2, prefill) for index in range(2))
+    for request in (first, second):
+        world.tell_at(0.0, 0, PrefillRequest(request.request.request_id, "", request.request.prompt_token_ids, decode))
+    for request in (second, first):
+        world.tell_at(0.1, 1, request)
+    world.clock.run()
+    # P hears of the promise at 102, gives up at 1102, computes the second one until 1132: KV 3, sampled 2, decode 11
+    assert world.tokens_ms("r1") == [(1138, 1), (1149, 2)]
+    assert world.tokens_ms("r0") == [(1179, 1), (1190, 2)]  # computed by D once the second one has left, in 30
+    assert [each.num_requests for each in world.workers] == [0, 0]
+    assert world.network.num_handovers == 0
+
+
 def statuses(world: World, index: int) -> list[tuple[float, Status]]:
     ref = world.workers[index].ref
     return [(now, m) for now, sender, m in world.seen if sender == ref and isinstance(m, Status)]
