@@ -60,10 +60,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     num_logprobs: int | None = None
 
     @property
+    def has_penalties(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
     def needs_known_tokens(self) -> bool:
         """Whether the values of all tokens before it decide how a token is chosen, not only their number."""
-        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
-        return bool(self.grammar) or penalties != (0.0, 0.0, 1.0)
+        return bool(self.grammar) or self.has_penalties
 
     @property
     def greedy(self) -> bool:

@@ -19,18 +19,17 @@ are computed, and counted randomness goes on at the same position.
 
 import logging
 from collections import deque
+from functools import partial
 
 import torch
 
 from ..core.lifecycle import Event, Phase
-from ..core.messages import AbortRequest, GenerateRequest, NodeRef, RequestFailed
+from ..core.messages import AbortRequest, GenerateRequest, NodeRef, RequestFailed, TokenChunk
 from ..core.queueing import Waiting
 from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.step_cost import StepShape
 from ..core.timeline import Station
-from ..engine.forward_batch import build_forward_batch
-from ..engine.launched import LaunchedTokens
 from ..radix_cache.block_pool import BlockState
 from ..transfer.channels import Incoming
 from ..transfer.link import HandedOver, LinkEvent, ReceiveFailed
@@ -39,8 +38,10 @@ from ..worker.tuning_report import report_tuning
 from ..worker.workbench import Workbench
 from .entry import DecodeEntry
 from .forks import Forks, entries_of
+from .grammars import Grammars, compiler_of
 from .handover import Handovers
 from .launched_step import LaunchedStep
+from .launching import StepLauncher
 from .pacing import DecodePacing
 from .refusal import Refusal, misfit
 from .scheduler import DecodePlan, DecodeScheduler
@@ -57,6 +58,8 @@ class DecodeRole:
         pool_tokens = bench.info.num_blocks * bench.info.block_size
         self._pacing = DecodePacing(bench.config.decode, self._scheduler, pool_tokens)
         self._forks = Forks(bench)
+        self._grammars = Grammars(partial(compiler_of, bench), bench.engine.model_config.eos_token_ids)
+        self._launcher = StepLauncher(bench, self._grammars)
         self._entries: dict[str, DecodeEntry] = {}  # by the id of the sequence
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._free_slots = list(range(bench.config.decode.max_running))  # of the device's newest tokens
@@ -69,7 +72,7 @@ class DecodeRole:
 
     @property
     def num_waiting(self) -> int:
-        return self._scheduler.num_waiting + self._forks.num_riding
+        return self._scheduler.num_waiting + self._forks.num_riding + self._grammars.num_waiting
 
     @property
     def num_running(self) -> int:
@@ -95,6 +98,7 @@ class DecodeRole:
         Nor does the host for the device, or a hand-over would move one ring of pieces a step. Where the device is this
         processor (`overlaps` is false) a step is over once it is launched, and collected at once.
         """
+        self._take_compiled()
         self._launch_first_tokens()
         self._collect_done()
         is_ahead = sum(bool(step.chunks) for step in self._in_flight) > 1
@@ -112,50 +116,33 @@ class DecodeRole:
         worked = bool(self._in_flight)
         if not self._bench.engine.overlaps:
             self._collect_all()
-        return worked
+        return worked or self._grammars.wait_briefly()
 
     def _launch_first_tokens(self) -> None:
         """Of all who have their prompt's KV from elsewhere: no forward pass, only lm_head and sampling."""
         complete = [(entry, hidden) for entry, hidden in self._forks.take_first_tokens() if self._is_live(entry)]
         if not complete:
             return
-        entries = [entry for entry, _ in complete]
-        hidden = torch.stack([hidden for _, hidden in complete])
         number = self._bench.blocks.step_launched()
         self._bench.steps.launched(number, StepShape())
-        tokens = self._sample(entries, hidden)
-        self._in_flight.append(LaunchedStep([], entries, tokens, self._bench.engine.runner.progress, number))
+        self._in_flight.append(self._launcher.first_tokens(complete, number))
         if not self._bench.engine.overlaps:
             self._collect_all()
 
     def _launch(self, plan: DecodePlan, now: float) -> None:
         """One forward pass over decodes and prompt chunks, and a token for each sequence it brings up to date."""
-        chunks, sampled, shape = [], [], plan.shape
+        parts, shape = [], plan.shape
         for index, (sequence, num_tokens) in enumerate(plan.chunks):
             entry = self._entries[sequence.request_id]
-            chunks.append(entry.chunk(num_tokens, is_decode=index < plan.num_decodes))
+            parts.append((entry, entry.chunk(num_tokens, is_decode=index < plan.num_decodes)))
             sequence.launched(num_tokens)
-            if sequence.num_uncomputed_tokens == 0:
-                sampled.append(entry)
             if sequence.phase is Phase.COMPUTING:
                 entry.stamp_once(Station.PREFILL_STARTED)
         number = self._bench.blocks.step_launched()
         self._bench.steps.launched(number, shape)
         self._pacing.launched(shape, now)
-        hidden = self._bench.engine.runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
-        tokens = self._sample(sampled, hidden) if sampled else None
-        kept = hidden if any(self._forks.needs_hidden(entry) for entry in sampled) else None
-        self._in_flight.append(
-            LaunchedStep(plan.chunks, sampled, tokens, self._bench.engine.runner.progress, number, kept)
-        )
-
-    def _sample(self, entries: list[DecodeEntry], hidden: torch.Tensor) -> LaunchedTokens:
-        """Start sampling one token for each entry from `hidden` `[num_entries, hidden_size]`."""
-        engine = self._bench.engine
-        tokens = engine.sampler.launch(engine.runner.logits(hidden), [entry.sampling_row() for entry in entries])
-        for entry in entries:
-            entry.sequence.expect()
-        return tokens
+        keeps_hidden = any(e.sequence.num_uncomputed_tokens == 0 and self._forks.needs_hidden(e) for e, _ in parts)
+        self._in_flight.append(self._launcher.forward(parts, plan.chunks, number, keeps_hidden=keeps_hidden))
 
     def _collect_done(self) -> None:
         while self._in_flight and self._in_flight[0].is_done():
@@ -167,14 +154,15 @@ class DecodeRole:
 
     def _collect(self, step: LaunchedStep) -> None:
         """Wait for a step, take its tokens and publish what prompts have gained. Who has ended meanwhile is skipped."""
-        token_ids = step.token_ids()
+        token_ids, logprobs = step.token_ids(), step.logprobs()
         self._bench.steps.collected(step.number)
         self._bench.blocks.step_collected(step.number)
-        complete = {entry.sequence.request_id for entry in step.sampled}
+        for scores in step.scores:
+            scores.collect()
         for sequence, num_tokens in step.chunks:
             sequence.collected(num_tokens)
             if sequence.phase is Phase.COMPUTING:
-                if sequence.request_id in complete:
+                if sequence.request_id in step.complete:
                     sequence.on(Event.PROMPT_COMPUTED)
                     self._entries[sequence.request_id].stamp_once(Station.PREFILL_COMPUTED, Station.HANDED_OVER)
                 self._bench.blocks.publish(sequence)
@@ -182,17 +170,20 @@ class DecodeRole:
             rows = torch.from_numpy(self._bench.engine.runner.to_host(step.hidden))
             for entry, hidden in zip(step.sampled, rows, strict=True):
                 self._prompt_done(entry, hidden.clone())
-        for entry, token_id in zip(step.sampled, token_ids, strict=True):
+        for index, (entry, token_id) in enumerate(zip(step.sampled, token_ids, strict=True)):
             if not self._is_live(entry):
                 continue
             if token_id is not None:
-                self._emit(entry, token_id)
+                self._emit(entry, entry.take(token_id, logprobs.get(index)))
             else:
-                self._fail(entry.request.request_id, "the model's logits are not finite", retryable=False)
+                self._fail(entry.request.request_id, entry.why_no_token, retryable=False)
+        for lead in filter(self._is_live, step.silent):  # prompts that are scored, and nothing follows in any choice
+            for entry in self._forks.entries(lead.request.request_id):
+                entry.num_cached_tokens = lead.num_cached_tokens
+                self._emit(entry, entry.take_nothing())
 
-    def _emit(self, entry: DecodeEntry, token_id: int) -> None:
-        chunk = entry.take(token_id)
-        self._bench.counters["num_tokens_generated"] += 1
+    def _emit(self, entry: DecodeEntry, chunk: TokenChunk) -> None:
+        self._bench.counters["num_tokens_generated"] += len(chunk.token_ids)
         if chunk.finish_reason is not None:
             num_tokens = entry.sequence.num_known_output_tokens
             self._pacing.ended(entry.request.num_prompt_tokens, num_tokens, entry.time_per_output_token())
@@ -278,11 +269,13 @@ class DecodeRole:
     def _find_room(self, sequence: Sequence) -> int:
         """Blocks for the newest token's KV; for how many tokens there is room then and the request may still have.
 
-        0 as well when its last token is on the way: there is no next step.
+        0 as well when its last token is on the way, or one that the next depends on: there is no next step so far.
         """
         entry = self._entries[sequence.request_id]
-        if entry.has_all_tokens or not self._bench.blocks.grow(sequence, sequence.num_tokens):
+        if entry.has_all_tokens or entry.awaits_token or not self._bench.blocks.grow(sequence, sequence.num_tokens):
             return 0
+        if entry.request.sampling.needs_known_tokens:
+            return 1
         num_left = entry.request.sampling.max_tokens - sequence.num_output_tokens
         return min(num_left, self._bench.blocks.room(sequence) - sequence.num_tokens + 1)
 
@@ -321,8 +314,21 @@ class DecodeRole:
         num_uncached = self._bench.blocks.num_uncached_tokens(lead.sequence)
         place = Waiting.of(request.request_id, request.urgency, now, num_uncached)
         self._forks.add(lead, riders, place)
-        self._scheduler.add(lead.sequence, place)
-        self._has_newcomer = True
+        if request.sampling.grammar:
+            self._grammars.start([lead, *riders], place)
+        else:
+            self._scheduler.add(lead.sequence, place)
+            self._has_newcomer = True
+
+    def _take_compiled(self) -> None:
+        """Requests whose grammar is compiled wait like all others from now on."""
+        for compiled in self._grammars.take_compiled():
+            lead = compiled.entries[0]
+            if self._is_live(lead) and compiled.error:
+                self._fail(lead.request.request_id, compiled.error, retryable=False)
+            elif self._is_live(lead):
+                self._scheduler.add(lead.sequence, compiled.place)
+                self._has_newcomer = True
 
     def _why_not(self, request: Request) -> Refusal | None:
         if request.request_id in self._forks:

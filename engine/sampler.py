@@ -15,7 +15,7 @@ Log-probabilities are those of the logits as they came from the model: of the ch
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,6 +96,7 @@ class HostSampler:
 
     @torch.inference_mode()
     def score(self, logits: Tensor, token_ids: Sequence[int], num_top: int) -> LaunchedLogprobs:
+        check_rows(logits, token_ids)
         num_top = min(num_top, logits.shape[1])
         scores = token_logprobs(logits, torch.tensor(token_ids), num_top)
         return LaunchedLogprobs(*scores, [num_top] * len(logits), record_event(logits.device))
@@ -115,7 +116,7 @@ class HostSampler:
         return chosen
 
 
-def check_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
+def check_rows(logits: Tensor, rows: Sized) -> None:
     if len(rows) != len(logits):
         raise LocalProtocolError(f"{len(logits)} rows of logits for {len(rows)} sampling rows")
 

@@ -168,7 +168,9 @@ class House:
         pool.layer(0).fill_(-1000.0)  # poisoned: an unwritten slot cannot pass for a token
         device, feedback = hand_made.Device(self.overlaps, self.random), {}
         engine = SimpleNamespace(
-            model_config=SimpleNamespace(hidden_size=1),
+            model_config=SimpleNamespace(
+                hidden_size=1, vocab_size=hand_made.VOCAB_SIZE, eos_token_ids=(hand_made.EOS,)
+            ),
             layout=layout,
             pool=pool,
             overlaps=device.overlaps,

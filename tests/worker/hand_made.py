@@ -18,12 +18,15 @@ import numpy as np
 import torch
 
 from baton.core.counted_random import gumbel
+from baton.core.request import TokenLogprobs
+from baton.engine.feedback import NUM_FEEDBACK_SLOTS
 from baton.engine.kv_cache_pool import KVCachePool
-from baton.engine.launched import KnownTokens, LaunchedTokens
+from baton.engine.launched import KnownTokens
 from baton.engine.sampler import HostSampler, SamplingRow
 
 VOCAB_SIZE = 101
 MODULUS = 8191
+EOS = 100
 
 
 def digest(token_ids) -> int:
@@ -113,6 +116,23 @@ class Later:
 
     value: torch.Tensor | None = None
 
+    def __getitem__(self, rows: slice | list[int]) -> "LaterRows":
+        return LaterRows(self, rows)
+
+
+@dataclass
+class LaterRows:
+    """Some rows of it."""
+
+    whole: Later
+    rows: slice | list[int]
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        return None if self.whole.value is None else self.whole.value[self.rows]
+
+    __getitem__ = Later.__getitem__
+
 
 class HandMadeRunner:
     """ModelRunner's interface over a one-layer, one-head pool of width one."""
@@ -151,14 +171,13 @@ class HandMadeRunner:
                 int(self._layer[int(table[t // self._block_size]), 0, 0, t % self._block_size, 0])
                 for t in range(batch.context_lens[i])
             ]
-            hidden.append([float(digest(context))])
-        last_rows = {row - 1: i for i, row in enumerate(batch.cu_seqlens[1:])}
-        wanted = [hidden[last_rows[row]] for row in batch.output_rows.tolist()]
+            hidden += [context[: len(context) - behind] for behind in reversed(range(rows.stop - rows.start))]
+        wanted = [float(digest(hidden[row])) for row in batch.output_rows.tolist()]
         return torch.tensor(wanted).reshape(-1, 1)
 
-    def logits(self, hidden: Later | torch.Tensor) -> Callable[[], torch.Tensor]:
+    def logits(self, hidden: Later | LaterRows | torch.Tensor) -> Callable[[], torch.Tensor]:
         def compute() -> torch.Tensor:
-            value = hidden.value if isinstance(hidden, Later) else hidden
+            value = hidden if isinstance(hidden, torch.Tensor) else hidden.value
             assert value is not None
             logits = torch.zeros(len(value), VOCAB_SIZE)
             logits[torch.arange(len(value)), value[:, 0].long() % VOCAB_SIZE] = 1.0
@@ -166,24 +185,34 @@ class HandMadeRunner:
 
         return compute
 
-    def to_host(self, hidden: Later) -> np.ndarray:
+    def to_host(self, hidden: Later | LaterRows) -> np.ndarray:
         self.device.wait_for(self.progress.number)
         assert hidden.value is not None
         return hidden.value.numpy()
 
 
 @dataclass
-class ArrivingTokens:
+class Arriving:
+    """LaunchedTokens and LaunchedLogprobs of a device, once that has filled `results`."""
+
     device: Device
     number: int
-    tokens: list[int | None]
+    results: list
 
     def is_done(self) -> bool:
         return self.device.has_done(self.number)
 
     def token_ids(self) -> list[int | None]:
         self.device.wait_for(self.number)
-        return self.tokens
+        return self.results[0].token_ids()
+
+    def logprobs(self) -> dict[int, TokenLogprobs]:
+        self.device.wait_for(self.number)
+        return self.results[0].logprobs()
+
+    def read(self) -> list[TokenLogprobs]:
+        self.device.wait_for(self.number)
+        return self.results[0].read()
 
 
 class HandMadeSampler:
@@ -193,17 +222,23 @@ class HandMadeSampler:
         self._device = device
         self._feedback = feedback
 
-    def launch(self, logits: Callable[[], torch.Tensor], rows: list[SamplingRow]) -> LaunchedTokens:
-        tokens: list[int | None] = []
+    def launch(self, logits: Callable[[], torch.Tensor], rows: list[SamplingRow]) -> Arriving:
+        tokens: list[KnownTokens] = []
 
         def work() -> None:
-            tokens.extend(self.sample(logits(), rows))
-            for row, token in zip(rows, tokens, strict=True):
+            tokens.append(self.sample(logits(), rows))
+            for row, token in zip(rows, tokens[0].token_ids(), strict=True):
                 if row.feedback_slot >= 0:
                     self._feedback[row.feedback_slot] = token or 0
 
-        number = self._device.launch(work)
-        return ArrivingTokens(self._device, number, tokens) if self._device.overlaps else KnownTokens(tokens)
+        return Arriving(self._device, self._device.launch(work), tokens)
 
-    def sample(self, logits: torch.Tensor, rows: list[SamplingRow]) -> list[int | None]:
-        return HostSampler(torch.zeros(0)).sample(logits, rows)
+    def score(self, logits: Callable[[], torch.Tensor], token_ids: list[int], num_top: int) -> Arriving:
+        scores: list = []
+        sampler = HostSampler(torch.zeros(0))
+        number = self._device.launch(lambda: scores.append(sampler.score(logits(), token_ids, num_top)))
+        return Arriving(self._device, number, scores)
+
+    def sample(self, logits: torch.Tensor, rows: list[SamplingRow]) -> KnownTokens:
+        """A test may put something in front of it."""
+        return HostSampler(torch.zeros(NUM_FEEDBACK_SLOTS, dtype=torch.int64)).launch(logits, rows)
