@@ -176,7 +176,8 @@ class SequenceBlocks:
     def keep_only(self, sequence: Sequence, num_tokens: int) -> None:
         """Give back all blocks but those of the first `num_tokens` tokens; what was computed stays behind as cache.
 
-        The last of them may be partial, or have been filled up since; either way it holds those tokens.
+        The last of them may be partial, or have been filled up and cached since; either way it holds those tokens, to
+        `fork` from. The sequence must not grow any more.
         """
         self.publish(sequence)
         num_kept, num_cached = self._num_blocks(num_tokens), len(self._handles[sequence.request_id].block_ids)

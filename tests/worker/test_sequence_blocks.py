@@ -220,13 +220,14 @@ class Lives(RuleBasedStateMachine):
     def start(self, num_blocks: int) -> None:
         self.blocks = make(num_blocks)
         self.live: list[Sequence] = []
+        self.kept: list[Sequence] = []  # they do not grow
         self.count = 0
         self.in_flight: dict[int, set[int]] = {}  # step |-> blocks it may write
 
     @rule()
     def launch(self) -> None:
         pool = self.blocks.cache.pool
-        own = {b for s in self.live for b in s.block_table if pool.state(b) is BlockState.PRIVATE}
+        own = {b for s in self.live + self.kept for b in s.block_table if pool.state(b) is BlockState.PRIVATE}
         self.in_flight[self.blocks.step_launched()] = own
 
     @precondition(lambda self: self.in_flight)
@@ -253,10 +254,10 @@ class Lives(RuleBasedStateMachine):
             s.append(token)
             compute(s)
 
-    @precondition(lambda self: self.live)
+    @precondition(lambda self: self.live or self.kept)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        source = data.draw(st.sampled_from(self.live))
+        source = data.draw(st.sampled_from(self.live + self.kept))
         num_tokens = data.draw(st.integers(1, source.num_computed_tokens))
         self.blocks.publish(source)
         self.count += 1
@@ -270,18 +271,19 @@ class Lives(RuleBasedStateMachine):
         s = data.draw(st.sampled_from(self.live))
         num_tokens = data.draw(st.integers(1, s.num_computed_tokens))
         self.blocks.keep_only(s, num_tokens)
-        del s.token_ids[num_tokens:]
+        self.live.remove(s)
+        self.kept.append(s)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
         self.blocks.publish(data.draw(st.sampled_from(self.live)))
 
-    @precondition(lambda self: self.live)
+    @precondition(lambda self: self.live or self.kept)
     @rule(data=st.data())
     def go(self, data: st.DataObject) -> None:
-        s = data.draw(st.sampled_from(self.live))
-        self.live.remove(s)
+        s = data.draw(st.sampled_from(self.live + self.kept))
+        (self.live if s in self.live else self.kept).remove(s)
         self.blocks.release(s)
 
     @invariant()
@@ -290,7 +292,7 @@ class Lives(RuleBasedStateMachine):
             return
         self.blocks.cache.check_integrity()
         pool = self.blocks.cache.pool
-        private = [b for s in self.live for b in s.block_table if pool.state(b) is BlockState.PRIVATE]
+        private = [b for s in self.live + self.kept for b in s.block_table if pool.state(b) is BlockState.PRIVATE]
         assert len(private) == len(set(private)) <= pool.counts().private
         assert self.in_flight or len(private) == pool.counts().private
         for block in set().union(*self.in_flight.values()):
@@ -300,7 +302,7 @@ class Lives(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "blocks"):
-            for s in self.live:
+            for s in self.live + self.kept:
                 self.blocks.release(s)
             for number in self.in_flight:
                 self.blocks.step_collected(number)
