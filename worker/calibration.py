@@ -144,7 +144,8 @@ class _TrialSteps:
         hidden = engine.runner.forward(build_forward_batch(chunks, self._bench.info.block_size))
         tokens = None
         if trial.decodes:
-            rows = [SamplingRow(SamplingParams(), 0, chunk.stop) for chunk in chunks if chunk.wants_hidden]
+            # Greedy: what a draw takes depends on how sure the model is, and of such a text it is not sure at all.
+            rows = [SamplingRow(SamplingParams(temperature=0.0), 0, chunk.stop) for chunk in chunks]
             tokens = engine.sampler.launch(engine.runner.logits(hidden), rows)
         return _Running(trial.shape, launched_at, hidden, tokens, engine.runner.progress)
 
