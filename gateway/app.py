@@ -81,7 +81,7 @@ async def serving(gateway: Gateway) -> AsyncIterator[Server]:
         running.cancel()
         await asyncio.wait([running])
         gateway.prompts.close()
-        gateway.grammars.close()
+        await gateway.grammars.close()
 
 
 async def _start(site: web.TCPSite, config: GatewayConfig) -> None:

@@ -21,18 +21,20 @@ _WAIT_LIMIT_S = 10.0  # for the grammars before this one
 _ANSWER_LIMIT_S = 10.0  # beyond the compile limit: the checker itself is stuck
 _MOST_KNOWN = 1024
 _MOST_WAITING = 64
+_FAILURES = (OSError, TimeoutError, msgspec.DecodeError)  # of the process: it is ended then
 
 logger = logging.getLogger(__name__)
 
 
 class Grammars:
-    """One checker process for one model; `close` ends it."""
+    """One checker process for one model; `close` must be awaited: it ends it."""
 
     def __init__(self, model_folder: str, vocab_size: int, eos_token_ids: tuple[int, ...]):
         self._config = CheckerConfig(model_folder, vocab_size, list(eos_token_ids), COMPILE_LIMIT_S)
         self._known: OrderedDict[str, str | None] = OrderedDict()  # grammar |-> what is wrong with it
         self._asking: dict[str, asyncio.Task[str | None]] = {}
         self._turn = asyncio.Lock()
+        self._unusable: str | None = None  # why this model can have no grammars
         self._starting: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
 
@@ -50,69 +52,79 @@ class Grammars:
         else:
             if (asking := self._asking.get(grammar)) is None:
                 asking = self._asking[grammar] = asyncio.create_task(self._ask(grammar))
+                asking.add_done_callback(self._asked)
             # A client that leaves in between must not cut an exchange with the process short.
             error = await asyncio.shield(asking)
         if error is not None:
             raise RequestError(f"{param} cannot be enforced: {error}", param)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for task in (self._starting, *self._asking.values()):
             if task is not None:
                 task.cancel()
-        self._end_process()
+        await self._end_process()
 
-    def _end_process(self) -> None:
-        if self._process is not None:
-            if self._process.returncode is None:
-                self._process.kill()
-            # A transport that is still open when its loop closes complains; closing is what `Process` has no call for.
-            self._process._transport.close()  # type: ignore[attr-defined]
-        self._process = None
+    async def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()  # waits for its end, and closes the pipes
 
     async def _start(self) -> None:
-        try:
-            async with self._turn:
+        async with self._turn:
+            try:
                 await self._running()
-        except (OSError, TimeoutError, msgspec.DecodeError) as failure:
-            logger.error("the grammar checker did not start: %r", failure)
+            except _FAILURES as failure:
+                await self._end_process()
+                logger.error("the grammar checker did not start: %r", failure)
 
     async def _ask(self, grammar: str) -> str | None:
+        if len(self._asking) > _MOST_WAITING:
+            raise Unavailable("too many grammars wait to be compiled; try again", retry_after=1)
         try:
-            if len(self._asking) > _MOST_WAITING:
-                raise Unavailable("too many grammars wait to be compiled; try again", retry_after=1)
-            async with asyncio.timeout(_WAIT_LIMIT_S), self._turn:
-                process = await self._running()
-                error = await _exchange(process, msgspec.json.encode(grammar))
-        except (OSError, TimeoutError, msgspec.DecodeError) as failure:
+            async with asyncio.timeout(_WAIT_LIMIT_S):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise Unavailable("other grammars take long to compile; try again", retry_after=1) from None
+        try:
+            process = await self._running()
+            error = self._unusable or await _exchange(process, grammar, COMPILE_LIMIT_S + _ANSWER_LIMIT_S)
+        except _FAILURES as failure:
+            await self._end_process()
             logger.error("a grammar could not be checked: %r", failure)
-            if not isinstance(failure, TimeoutError):
-                self._end_process()
             raise Unavailable("grammars cannot be checked now; try again", retry_after=1) from None
         finally:
-            del self._asking[grammar]
+            self._turn.release()
         self._known[grammar] = error
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
         return error
 
+    def _asked(self, asking: "asyncio.Task[str | None]") -> None:
+        self._asking = {grammar: task for grammar, task in self._asking.items() if task is not asking}
+        if not asking.cancelled():
+            asking.exception()  # whoever asked may have left
+
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
-            self._end_process()
+            await self._end_process()
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "baton.vocab.grammar_checker"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for the gateway; this ends with its input
             )
-            await _exchange(self._process, msgspec.json.encode(self._config), _START_LIMIT_S)
+            self._unusable = await _exchange(self._process, self._config, _START_LIMIT_S)
         return self._process
 
 
-async def _exchange(process: asyncio.subprocess.Process, line: bytes, limit_s: float) -> str | None:
-    """One line each way."""
+async def _exchange(process: asyncio.subprocess.Process, question: object, limit_s: float) -> str | None:
+    """One line of JSON each way."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(line + b"\n")
+    process.stdin.write(msgspec.json.encode(question) + b"\n")
     async with asyncio.timeout(limit_s):
         await process.stdin.drain()
         answer = await process.stdout.readline()

@@ -1,7 +1,8 @@
 """A process of its own that says whether grammars compile: some take minutes, and nothing stops Rust in a thread.
 
 Started as `python -m baton.vocab.grammar_checker`. A line of JSON in, a line of JSON out: first CheckerConfig, answered
-with `null` when the tokenizer is loaded, then grammars (strings), each answered with why it cannot be used, or `null`.
+with `null` when the tokenizer is loaded (else with why not, and the end), then grammars (strings), each answered with
+why it cannot be used, or `null`.
 Each is compiled in a fork, which ends by itself when its time is over. The process ends when its input does.
 """
 
@@ -14,6 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from ..core.errors import ConfigurationError
 from .grammar import GrammarCompiler
 
 _MOST_MEMORY = 1024**3  # bytes of address space that one grammar may take beyond what the process has
@@ -31,7 +33,11 @@ class CheckerConfig(msgspec.Struct, frozen=True):
 
 def main(lines: BinaryIO, answers: BinaryIO) -> None:
     config = msgspec.json.decode(lines.readline(), type=CheckerConfig)
-    compiler = GrammarCompiler(Path(config.model_folder), config.vocab_size, config.eos_token_ids)
+    try:
+        compiler = GrammarCompiler(Path(config.model_folder), config.vocab_size, config.eos_token_ids)
+    except ConfigurationError as error:
+        _answer(answers, str(error))
+        return
     _answer(answers, None)
     while line := lines.readline():
         _answer(answers, _check(compiler, msgspec.json.decode(line, type=str), config.time_limit_s))

@@ -4,6 +4,7 @@ A string holds llguidance's serialised form. Here only its size and what llguida
 whether it compiles is for a GrammarCompiler to say. What cannot be enforced is refused, never ignored.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -59,8 +60,8 @@ def lark_grammar(text: str, param: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A text inside a Lark grammar."""
-    return msgspec.json.encode(text).decode()
+    """A text inside a Lark grammar, which wants control characters escaped that JSON does not mind."""
+    return json.dumps(text).replace("\x7f", "\\u007f")
 
 
 def checked_schema(schema: Any, param: str) -> dict[str, Any] | bool:

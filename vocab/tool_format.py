@@ -59,7 +59,7 @@ class Tool(msgspec.Struct, frozen=True):
 def calls_grammar(format: ToolFormat, tools: Sequence[tuple[Tool, str]], *, allows_several: bool) -> str:
     """An answer that is one call of one of `tools`, or several; arguments always satisfy the tool's schema.
 
-    With each tool comes the field its parameters were sent in. Raises RequestError for a schema that cannot be enforced.
+    With each tool comes the field its parameters were sent in. Raises RequestError for a schema that is refused.
     """
     begin, end = ("", "") if format.is_bare else (literal(f"{format.begin}\n"), literal(f"\n{format.end}"))
     several = f" ({literal(format.separator)} call){{0,{MAX_CALLS - 1}}}" if allows_several else ""
@@ -68,7 +68,7 @@ def calls_grammar(format: ToolFormat, tools: Sequence[tuple[Tool, str]], *, allo
         f"call: {begin} ({' | '.join(f'call_{i}' for i in range(len(tools)))}) {end}",
     ]
     for index, (tool, param) in enumerate(tools):
-        head = literal(f'{{"name": {literal(tool.name)}, "{format.arguments_key}": ')
+        head = literal(f'{{"name": {msgspec.json.encode(tool.name).decode()}, "{format.arguments_key}": ')
         schema = checked_schema(_arguments_schema(tool, param), param)
         rules.append(f"call_{index}: {head} arguments_{index} {literal('}')}")
         rules.append(f"arguments_{index}: %json {msgspec.json.encode(schema).decode()}")

@@ -77,6 +77,8 @@ class JsonScanner:
         return True
 
     def _begin_value(self, character: str) -> bool:
+        if character not in '{["-0123456789tfn':
+            return False
         if self._open == ["}"]:
             self.members.append(Member(self._word, self._position))
         if character in "{[":
@@ -85,12 +87,8 @@ class JsonScanner:
             self._expects = "first_key" if character == "{" else "first_item"
         elif character == '"':
             self._expects = "text"
-        elif character in "-0123456789":
-            self._expects, self._word = "number", character
-        elif character in "tfn":
-            self._expects, self._word = "literal", character
         else:
-            return False
+            self._expects, self._word = ("literal" if character in "tfn" else "number"), character
         return True
 
     def _close(self) -> None:
