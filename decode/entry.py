@@ -28,6 +28,7 @@ class DecodeEntry:
     prefill: NodeRef | None
     timeline: Timeline
     num_returned_tokens: int  # of its cached prefix, for the prefill worker
+    is_lead: bool = True  # of the choices of its request; the others share its prompt's blocks
     feedback_slot: int = -1  # where the device keeps its newest token; -1 while it waits
     num_cached_tokens: int | None = None  # None until known; reported with the first chunk
     has_reported: bool = False
@@ -57,6 +58,11 @@ class DecodeEntry:
         return SamplingRow(
             sampling, self.choice, sequence.num_tokens, suppress, self.feedback_slot, self._counts, allowed
         )
+
+    @property
+    def num_own_prompt_tokens(self) -> int:
+        """Of all choices together those of the prompt, once: its blocks are there once."""
+        return self.request.num_prompt_tokens if self.is_lead else 0
 
     @property
     def may_end(self) -> bool:

@@ -29,7 +29,6 @@ from torch import Tensor
 from ..core.lifecycle import Event
 from ..core.messages import GenerateRequest, NodeRef
 from ..core.queueing import Waiting
-from ..core.request import Request
 from ..core.sequence import Sequence
 from ..core.timeline import Station, Timeline
 from ..worker.workbench import Workbench
@@ -199,16 +198,20 @@ def entries_of(message: GenerateRequest, gateway: NodeRef) -> list[DecodeEntry]:
     timeline = Timeline() if message.prefill else Timeline().stamped(Station.PREFILL_ARRIVED)
     lead, *others = request.choices
 
-    def entry(
-        request: Request, choice: int, key: str, prefill: NodeRef | None, num_returned_tokens: int
-    ) -> DecodeEntry:
-        sequence = Sequence(key, request.namespace, token_ids, request.num_prompt_tokens)
-        return DecodeEntry(request, choice, sequence, gateway, prefill, timeline, num_returned_tokens)
+    def sequence(key: str) -> Sequence:
+        return Sequence(key, request.namespace, token_ids, request.num_prompt_tokens)
 
     num_returned_tokens = min(message.num_returned_tokens, len(token_ids) - 1)
-    first = entry(request, lead, request.request_id, message.prefill, num_returned_tokens)
+    entries = [
+        DecodeEntry(
+            request, lead, sequence(request.request_id), gateway, message.prefill, timeline, num_returned_tokens
+        )
+    ]
     plain = msgspec.structs.replace(request, num_prompt_logprobs=None)  # the lead's first chunk has those
-    return [first, *(entry(plain, choice, f"{request.request_id}/{choice}", None, 0) for choice in others)]
+    for choice in others:
+        own = sequence(f"{request.request_id}/{choice}")
+        entries.append(DecodeEntry(plain, choice, own, gateway, None, timeline, 0, is_lead=False))
+    return entries
 
 
 def _has_prompt(entry: DecodeEntry) -> bool:

@@ -186,7 +186,7 @@ class DecodeRole:
         self._bench.counters["num_tokens_generated"] += len(chunk.token_ids)
         if chunk.finish_reason is not None:
             num_tokens = entry.sequence.num_known_output_tokens
-            self._pacing.ended(entry.request.num_prompt_tokens, num_tokens, entry.time_per_output_token())
+            self._pacing.ended(entry.num_own_prompt_tokens, num_tokens, entry.time_per_output_token())
             self._end(entry)
             self._bench.reporter.report()  # before the client can come back with its next turn
         self._bench.tell(entry.gateway, chunk)

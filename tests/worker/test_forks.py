@@ -54,6 +54,8 @@ def test_one_prompt_is_computed_for_all_choices(house, sampled_oracle, with_pref
     assert h.cached == dict.fromkeys(h.outputs, 0)
     assert computed(h, p) == (num_prompt if with_prefill else 0)
     assert computed(h, d) == (0 if with_prefill else num_prompt) + 5 * len(N)
+    held = decode_role(h, d)._pacing._newcomer  # tokens that a choice holds on average: of the prompt its share
+    assert held == pytest.approx(num_prompt / len(N) + 6 / 2)
     h.assert_idle()
 
 
