@@ -38,7 +38,7 @@ class Mix:
 
 
 MIXES = {  # so short that a core a worker serves several a second: in a minute there are enough to tell settings apart
-    mix.name: mix for mix in (Mix("chat", (16, 48), (8, 24)), Mix("prompt-heavy", (32, 96), (4, 6)))
+    mix.name: mix for mix in (Mix("chat", (16, 48), (6, 18)), Mix("prompt-heavy", (24, 72), (4, 6)))
 }
 
 

@@ -1,6 +1,6 @@
 """The tuners on a real server against fixed settings, and how well learned costs predict another workload.
 
-    python scripts/measure_tuning.py [--results FILE [--runs N]] [--rounds 3] [--measure 50] [--settle 15]
+    python scripts/measure_tuning.py [--results FILE [--runs N]] [--rounds 3] [--measure 40] [--settle 8]
 
 For each of two workloads: targets are 4 x and 2 x the unloaded medians, the capacity is the rate at which 90 % of the
 requests keep both, and the rate offered is a share of it. Then every setting of a small grid (tokens a step x running
@@ -105,7 +105,7 @@ class Measuring:
         if (found := self._notebook.get(key)) is None:
             targets, most = self.targets(mix), self._unhurried(mix)["throughput"]
             with self._serve(*targets.flags) as server:
-                rate = capacity(server.url, mix, targets, most, self._arguments.settle, seed=100)
+                rate = capacity(server.url, mix, targets, most, self._arguments.measure / 2, seed=100)
                 found = self._notebook.add(key, {"rate": rate})
         return LOAD * found["rate"]
 
@@ -191,8 +191,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, help="keep what was measured in this file, and go on from it")
     parser.add_argument("--runs", type=int, help="measure no more than this many things; with --results")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--measure", type=float, default=50.0, help="seconds of each measurement")
-    parser.add_argument("--settle", type=float, default=15.0, help="seconds of the same load before it")
+    parser.add_argument("--measure", type=float, default=40.0, help="seconds of each measurement")
+    parser.add_argument("--settle", type=float, default=8.0, help="seconds of the same load before it")
     return parser.parse_args()
 
 
