@@ -17,13 +17,15 @@ import msgspec
 
 from ..core.errors import ConfigurationError
 from .grammar import GrammarCompiler
+from .grammar_source import json_object_grammar
 
 _MOST_MEMORY = 1024**3  # bytes of address space that one grammar may take beyond what the process has
+_WALL_FACTOR = 5  # a busy machine is no fault of the grammar
 _TOO_COMPLEX = "it is too complex: it takes too long to compile, or too much memory. Simplify it"
 
 
 class CheckerConfig(msgspec.Struct, frozen=True):
-    """As GrammarCompiler has them; `time_limit_s` is for one grammar."""
+    """As GrammarCompiler has them; `time_limit_s`: of a processor, for one grammar."""
 
     model_folder: str
     vocab_size: int
@@ -38,9 +40,12 @@ def main(lines: BinaryIO, answers: BinaryIO) -> None:
     except ConfigurationError as error:
         _answer(answers, str(error))
         return
+    compiler.check(json_object_grammar())  # what it builds at first use, all forks have
     _answer(answers, None)
+    fork = _Fork(compiler, config.time_limit_s)
     while line := lines.readline():
-        _answer(answers, _check(compiler, msgspec.json.decode(line, type=str), config.time_limit_s))
+        _answer(answers, fork.check(msgspec.json.decode(line, type=str)))
+        fork = _Fork(compiler, config.time_limit_s)  # ready before it is needed: to fork takes longer than to compile
 
 
 def _answer(answers: BinaryIO, error: str | None) -> None:
@@ -48,26 +53,41 @@ def _answer(answers: BinaryIO, error: str | None) -> None:
     answers.flush()
 
 
-def _check(compiler: GrammarCompiler, grammar: str, time_limit_s: float) -> str | None:
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        _compile(compiler, grammar, time_limit_s, writing)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        result = pipe.read()
-    os.waitpid(pid, 0)
-    return msgspec.json.decode(result, type=str | None) if result else _TOO_COMPLEX
+class _Fork:
+    """A copy of this process that compiles one grammar and ends; it waits for it on a pipe."""
+
+    def __init__(self, compiler: GrammarCompiler, time_limit_s: float):
+        grammar_end, self._grammar = os.pipe()
+        self._result, result_end = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._grammar)
+            os.close(self._result)
+            _compile(compiler, grammar_end, time_limit_s, result_end)
+        os.close(grammar_end)
+        os.close(result_end)
+
+    def check(self, grammar: str) -> str | None:
+        with open(self._grammar, "wb") as pipe:
+            pipe.write(grammar.encode())
+        with open(self._result, "rb") as pipe:
+            result = pipe.read()
+        os.waitpid(self._pid, 0)
+        return msgspec.json.decode(result, type=str | None) if result else _TOO_COMPLEX
 
 
-def _compile(compiler: GrammarCompiler, grammar: str, time_limit_s: float, writing: int) -> None:
+def _compile(compiler: GrammarCompiler, grammar_end: int, time_limit_s: float, result_end: int) -> None:
     """In the fork: never returns. Out of time or memory it is ended from outside Python, and has written nothing."""
     try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, time_limit_s)
         _limit_memory()
-        os.write(writing, msgspec.json.encode(compiler.check(grammar)))
+        with open(grammar_end, "rb") as pipe:
+            grammar = pipe.read().decode()
+        if grammar:  # else the process that forked it is gone
+            for ending in (signal.SIGPROF, signal.SIGALRM):
+                signal.signal(ending, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, time_limit_s)
+            signal.setitimer(signal.ITIMER_REAL, _WALL_FACTOR * time_limit_s)
+            os.write(result_end, msgspec.json.encode(compiler.check(grammar)))
     finally:
         os._exit(0)
 

@@ -214,7 +214,13 @@ def test_a_token_that_is_not_allowed(compiler: GrammarCompiler, tokenizer: Token
     assert not matcher.is_complete
 
 
-def test_masks_of_a_batch_are_those_of_each_alone(compiler: GrammarCompiler) -> None:
+@pytest.fixture(scope="module", params=[1, 2])
+def batching(request: pytest.FixtureRequest, tiny_model: Path) -> GrammarCompiler:
+    return GrammarCompiler(tiny_model, VOCAB_SIZE, (EOS,), num_threads=request.param)
+
+
+def test_masks_of_a_batch_are_those_of_each_alone(batching: GrammarCompiler) -> None:
+    compiler = batching
     grammars = [json_schema_grammar(case["schema"], "schema") for case in SUPPORTED[:12]]
     together = np.zeros((14, compiler.mask_words), np.int32)
     matchers = [compiler.matcher(grammar) for grammar in grammars]
@@ -228,7 +234,8 @@ def test_masks_of_a_batch_are_those_of_each_alone(compiler: GrammarCompiler) -> 
     assert not together[12:].any()
 
 
-def test_a_failed_matcher_does_not_hurt_a_batch(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_a_failed_matcher_does_not_hurt_a_batch(batching: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    compiler = batching
     grammar = lark_grammar('start: "a"', "grammar")
     failed, fine = compiler.matcher(grammar), compiler.matcher(grammar)
     with pytest.raises(GrammarError):
@@ -278,8 +285,17 @@ def test_arguments_are_one_object() -> None:
     assert caught.value.param == "tools[3].p.type"
 
 
-def test_a_model_without_an_end_token_has_no_grammars(tiny_model: Path) -> None:
+def test_the_tokenizer_knows_an_end_token_too(tiny_model: Path) -> None:
+    matcher = GrammarCompiler(tiny_model, VOCAB_SIZE, ()).matcher(lark_grammar('start: "a"?', "grammar"))
+    row = np.zeros(10, np.int32)
+    matcher.fill(row)
+    assert EOS in allowed(row)
+
+
+def test_a_model_without_an_end_token_has_no_grammars(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((tiny_model / "tokenizer.json").read_bytes())
     with pytest.raises(ConfigurationError, match="eos_token_id"):
-        GrammarCompiler(tiny_model, VOCAB_SIZE, ())
+        GrammarCompiler(tmp_path, VOCAB_SIZE, ())
+    (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigurationError, match=r"tokenizer\.json"):
-        GrammarCompiler(tiny_model / "none", VOCAB_SIZE, (EOS,))
+        GrammarCompiler(tmp_path, VOCAB_SIZE, (EOS,))
