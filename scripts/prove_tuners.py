@@ -27,6 +27,7 @@ from _tuner_runs import BUDGETS, CAPS, HELD_OUT, LOADS, WORKLOADS, Conditions, O
 
 from baton.core.errors import BatonError, ConfigurationError
 
+MODELS = ("llama3.1-70b-bf16-tp4-h100", "qwen3-30b-a3b-bf16-tp1-h200")
 HELD_OUT_MODEL = "llama3.1-70b-bf16-tp4-a100"
 
 
@@ -168,21 +169,24 @@ def print_workloads(jobs: Sequence[Job], cache: Cache) -> None:
 
 
 def print_single(jobs: Sequence[Job], cache: Cache) -> None:
-    """The fixed setting with the greatest share of each workload's best, in the mean over workloads."""
-    grids = {job.workload: job.grid(cache) for job in jobs}
-    best = {workload: best_of(grid)[1].total for workload, grid in grids.items() if grid}
+    """The fixed settings with the greatest share of each best, in the mean and in the worst case, beside the tuners."""
+    grids = {job: grid for job in jobs if (grid := job.grid(cache)) and job.outcome(cache, "tuned")}
+    best = {job: max(best_of(grid)[1].total, 1) for job, grid in grids.items()}
     shared = [point for point in points() if all(point in grid for grid in grids.values())]
-    if not shared or len(best) < len(grids):
+    if not shared:
         return
 
     def shares(point: tuple[int, int]) -> list[float]:
-        return [grid[point].total / max(best[workload], 1) for workload, grid in grids.items()]
+        return [grid[point].total / best[job] for job, grid in grids.items()]
 
-    single = max(shared, key=lambda point: sum(shares(point)))
-    print(f"\nOne fixed setting for all, {single[0]} x {single[1]}, of each workload's best:\n")
-    print("| " + " | ".join(grids) + " |")
-    print("|" + " --- |" * len(grids))
-    print("| " + " | ".join(f"{share:.3f}" for share in shares(single)) + " |")
+    rows = {f"{t} x {s}, best in the mean": shares((t, s)) for t, s in [max(shared, key=lambda p: sum(shares(p)))]}
+    rows |= {f"{t} x {s}, best where worst": shares((t, s)) for t, s in [max(shared, key=lambda p: min(shares(p)))]}
+    rows["tuned"] = [outcome.total / best[job] for job in grids if (outcome := job.outcome(cache, "tuned"))]
+    print("\nOne setting for all, share of each best fixed one's goodput:\n")
+    print("| setting | " + " | ".join(f"{job.workload}, {job.model}" for job in grids) + " |")
+    print("|" + " --- |" * (len(grids) + 1))
+    for name, values in rows.items():
+        print(f"| {name} | " + " | ".join(f"{share:.3f}" for share in values) + " |")
 
 
 def best_of(grid: dict[tuple[int, int], Outcome]) -> tuple[tuple[int, int], Outcome]:
@@ -211,10 +215,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the traces")
     parser.add_argument("--cache", type=Path, required=True, help="file of results; made when it is not there")
-    parser.add_argument("--fresh", action="store_true", help="forget the results of these workloads and this model")
+    parser.add_argument("--fresh", action="store_true", help="forget the results of these workloads and models")
     parser.add_argument("--fresh-tuned", action="store_true", help="forget only the tuned ones of them")
     parser.add_argument("--workloads", help=f"of {', '.join(WORKLOADS | HELD_OUT)}; default: the first four")
-    parser.add_argument("--model", default="llama3.1-70b-bf16-tp4-h100")
+    parser.add_argument("--models", default=",".join(MODELS), help="of sim/step_times.json")
     parser.add_argument("--held-out", action="store_true", help=f"what nothing was tuned on, and {HELD_OUT_MODEL}")
     parser.add_argument("--tuned-only", action="store_true", help="no grid beyond what is cached")
     parser.add_argument("--processes", type=int, default=2)
@@ -226,10 +230,11 @@ def chosen_jobs(options: argparse.Namespace) -> list[Job]:
     names = options.workloads.split(",") if options.workloads else list(WORKLOADS)
     if unknown := [name for name in names if name not in WORKLOADS | HELD_OUT]:
         raise ConfigurationError(f"--workloads: no {', '.join(unknown)}; there are {', '.join(WORKLOADS | HELD_OUT)}")
+    models = options.models.split(",")
     if options.held_out:
-        held_out = [Job(options.data, options.model, name) for name in HELD_OUT]
+        held_out = [Job(options.data, model, name) for model in models for name in HELD_OUT]
         return held_out + [Job(options.data, HELD_OUT_MODEL, name) for name in WORKLOADS | HELD_OUT]
-    return [Job(options.data, options.model, name) for name in names]
+    return [Job(options.data, model, name) for model in models for name in names]
 
 
 def main() -> None:
@@ -247,10 +252,10 @@ def main() -> None:
         of_model = [job for job in jobs if job.model == model]
         print(f"\n{model}\n")
         print_workloads(of_model, cache)
-        print_single(of_model, cache)
         if options.grids:
             for job in of_model:
                 print_grid(job, cache)
+    print_single(jobs, cache)
 
 
 if __name__ == "__main__":
