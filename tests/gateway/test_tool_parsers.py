@@ -4,14 +4,15 @@ import itertools
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from baton.gateway.deltas import Content, PieceParser, PlainText, Reasoning, ToolCallPiece
 from baton.gateway.tools.call_reader import CallRules
 from baton.gateway.tools.json_scanner import JsonScanner
 from baton.gateway.tools.parsers import CallParser
 from baton.gateway.tools.reasoning import ReasoningParser
 from baton.vocab.tool_format import HERMES, LLAMA3, ToolFormat
-from hypothesis import given
-from hypothesis import strategies as st
 
 NAMES = ("get_weather", "f", "naïve")
 
