@@ -20,6 +20,7 @@ import msgspec
 
 from .cache_events import CacheEvent
 from .ledger import Ledger
+from .queueing import FCFS, QueuePolicy
 from .request import FinishReason, Request, TokenLogprobs, Urgency
 from .step_cost import StepCost, StepTotals
 from .timeline import Timeline
@@ -69,6 +70,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True):
     device_kind: str = "cpu"  # "cpu" or "cuda": how KV can travel
     device_uuid: str = ""  # of its card, as nvidia-smi writes it; "" on the CPU
     memory_note: str = ""  # how the size of its KV pool was found, for people; lines
+    policy: QueuePolicy = FCFS  # what it was started with: a gateway that was given something else says so
+    targets_s: tuple[float | None, float | None] = (None, None)  # for the first token, for each further one
 
 
 # ---- envelope --------------------------------------------------------------------------------------------------

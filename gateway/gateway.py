@@ -32,6 +32,7 @@ from .probe import Probe
 from .prompts import Limits, Prompt, PromptBuilder
 from .role_rules import role_rule
 from .role_table import RoleTable
+from .settings_check import Settings, SettingsCheck
 from .stream import Response
 from .tenants import Tenants
 from .tools.answer_parsers import answer_parser
@@ -81,7 +82,10 @@ class Gateway:
         )
         rule = role_rule(self._placement, config.ttft_target_s, config.tpot_target_s) if config.is_elastic else None
         self.roles = RoleTable(self.membership, self.cluster.send, self.metrics, rule)
-        self.cluster.listeners += [CacheFeed(index, self.cluster.send), self.dispatcher, self.probe, self.roles]
+        settings = Settings(config.policy, config.ttft_target_s, config.tpot_target_s)
+        check = SettingsCheck(self.membership, settings, self._placement.prompt_tokens)
+        feed = CacheFeed(index, self.cluster.send)
+        self.cluster.listeners += [feed, self.dispatcher, self.probe, self.roles, check]
         self._model_context = model.max_position_embeddings
 
     @property

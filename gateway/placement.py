@@ -178,6 +178,11 @@ class Placement:
 
     # ---- what is to be expected --------------------------------------------------------------------------------
 
+    def prompt_tokens(self, now: float) -> float | None:
+        """That are computed of a request of late, on average; None: there were too few."""
+        mix = self._measuring.mix(now)
+        return None if mix is None else sum(prompt.share * prompt.work.num_tokens for prompt in mix.prompts)
+
     def start_s(self, position: int, now: float) -> float | None:
         """Seconds until so many places have come free, by what steps cost; None while that is not known of anybody.
 

@@ -129,6 +129,8 @@ def build_workbench(config: WorkerConfig) -> Workbench:
         device_kind=config.engine.device,
         device_uuid=config.device_uuid,
         memory_note=engine.memory_note,
+        policy=config.decode.policy,
+        targets_s=(config.prefill.ttft_target_s, config.decode.tpot_target_s),
     )
     blocks = SequenceBlocks(RadixCache(num_blocks, block_size), block_size)
     link = KVLink(channels, engine.pool, engine.layout, config.transfer, config.network.run_dir, info)
