@@ -1,7 +1,12 @@
 """RoleTable: which roles each worker has, who changed them and why; by hand (`POST /roles`) or elastically.
 
-A worker is told with SetRoles and answers with a Status. Until then, and for CONFIRM_TIMEOUT_S at most, the roles it
-was asked to have are what decides whether a further change may be made: two changes at once must not empty a pool.
+A worker is told with SetRoles and answers with a Status. Until then it counts as having what it was asked to have. The
+decode role is the one that a fleet cannot do without. It is taken from a worker only while another one has it *for
+sure*: has said so and was not asked to give it up. However many changes are made at once, by hand and by the rule, the
+last of them that would be too much is refused.
+
+That holds for one gateway. Two may each take it from another worker in the same moment, and a worker may die just when
+the only other one has lost it. So whenever nobody in the fleet has it, those that were started with it get it back.
 """
 
 import asyncio
@@ -17,6 +22,8 @@ from .membership import Membership, Worker
 from .metrics import Metrics
 
 CONFIRM_TIMEOUT_S = 5.0
+FORGET_S = 60.0  # an answer that has not come by then is lost: the message was, with its connection
+_REMEMBERED_ROLES = 256  # of workers that left
 _REMEMBERED_CHANGES = 50
 
 # By the time and the roles of each worker, those that can best take more work first: a change to be made, or none.
@@ -43,6 +50,7 @@ class RoleTable:
         self._clock = clock
         self._asked: dict[NodeRef, tuple[tuple[Role, ...], float]] = {}  # what it was told, and when
         self._changes: deque[dict[str, object]] = deque(maxlen=_REMEMBERED_CHANGES)
+        self._last_roles: dict[str, tuple[NodeRef, tuple[Role, ...]]] = {}  # name |-> its last life, and what that said
         self._told = asyncio.Event()  # a worker said something of itself, or left
 
     # ---- what the HTTP side calls ---------------------------------------------------------------------------------
@@ -72,10 +80,10 @@ class RoleTable:
         if not wanted:
             raise RequestError(f"{node_id} must keep at least one role: prefill, decode or both", "roles")
         ref = worker.info.ref
-        others = [other for other in self._membership.workers.values() if other is not worker]
-        if Role.DECODE not in wanted and not any(Role.DECODE in self._roles_of(other) for other in others):
+        if not self._leaves_decode(ref, wanted):
             raise RequestError(
-                f"{node_id} is the last worker with the decode role; give it to another one first",
+                f"{node_id} is the last worker that has the decode role for certain; give it to another one first, and "
+                "wait until GET /roles shows it",
                 "roles",
                 status=409,
             )
@@ -107,7 +115,11 @@ class RoleTable:
     # ---- listener -------------------------------------------------------------------------------------------------
 
     def worker_joined(self, info: WorkerInfo) -> None:
-        """It says itself which roles it has."""
+        """It begins with the roles it was started with, whatever an earlier life of it was given."""
+        life, before = self._last_roles.get(info.ref.node_id, (info.ref, info.roles))
+        if life != info.ref and before != info.roles:
+            reason = "it was started anew, and begins with the roles it was started with"
+            self._note(info.ref.node_id, before, info.roles, reason)
 
     def worker_left(self, info: WorkerInfo) -> None:
         self._asked.pop(info.ref, None)
@@ -117,16 +129,18 @@ class RoleTable:
         if isinstance(body, Status):
             if sender in self._asked and self._asked[sender][0] == body.roles:
                 del self._asked[sender]
+            self._remember(sender, body.roles)
             self._told.set()
 
     def tick(self, now: float) -> None:
-        self._asked = {ref: asked for ref, asked in self._asked.items() if now - asked[1] < CONFIRM_TIMEOUT_S}
+        self._asked = {ref: asked for ref, asked in self._asked.items() if now - asked[1] < FORGET_S}
+        self._restore_decode()
         if self._rule is None:
             return
         workers = sorted(self._membership.workers.values(), key=_load)
         masks = {worker.info.ref: self._roles_of(worker) for worker in workers}
         change = self._rule(now, masks)
-        if change is not None:
+        if change is not None and self._leaves_decode(change.worker, change.roles):
             self._tell(change)
 
     # ---- changes --------------------------------------------------------------------------------------------------
@@ -136,6 +150,30 @@ class RoleTable:
         asked = self._asked.get(worker.info.ref)
         return worker.roles if asked is None else asked[0]
 
+    def _leaves_decode(self, ref: NodeRef, wanted: tuple[Role, ...]) -> bool:
+        """Does somebody surely have the decode role once `ref` has these?"""
+        others = [worker for other, worker in self._membership.workers.items() if other != ref]
+        return Role.DECODE in wanted or any(
+            Role.DECODE in worker.roles and Role.DECODE in self._roles_of(worker) for worker in others
+        )
+
+    def _restore_decode(self) -> None:
+        workers = list(self._membership.workers.values())
+        if any(Role.DECODE in worker.roles or Role.DECODE in self._roles_of(worker) for worker in workers):
+            return
+        for worker in workers:
+            if Role.DECODE in worker.info.roles:
+                roles = tuple(role for role in Role if role is Role.DECODE or role in worker.roles)
+                self._tell(RoleChange(worker.info.ref, roles, "no worker had the decode role any more"))
+
+    def _remember(self, ref: NodeRef, roles: tuple[Role, ...]) -> None:
+        if not roles:
+            return
+        self._last_roles.pop(ref.node_id, None)
+        self._last_roles[ref.node_id] = ref, roles
+        if len(self._last_roles) > _REMEMBERED_ROLES:
+            del self._last_roles[next(iter(self._last_roles))]
+
     def _tell(self, change: RoleChange) -> None:
         old = self._roles_of(self._membership.workers[change.worker])
         if not self._send(change.worker, SetRoles(change.roles)):
@@ -143,12 +181,13 @@ class RoleTable:
         self._asked[change.worker] = change.roles, self._clock()
         if change.roles == old:
             return
-        name, words = change.worker.node_id, ["+".join(roles) for roles in (old, change.roles)]
-        logger.info("roles of %s: %s -> %s: %s", name, *words, change.reason)
+        self._note(change.worker.node_id, old, change.roles, change.reason)
+
+    def _note(self, name: str, old: tuple[Role, ...], new: tuple[Role, ...], reason: str) -> None:
+        words = ["+".join(roles) for roles in (old, new)]
+        logger.info("roles of %s: %s -> %s: %s", name, *words, reason)
         self._metrics.roles_changed()
-        self._changes.append(
-            {"at": time.time(), "worker": name, "old": words[0], "new": words[1], "reason": change.reason}
-        )
+        self._changes.append({"at": time.time(), "worker": name, "old": words[0], "new": words[1], "reason": reason})
 
 
 def _load(worker: Worker) -> tuple[int, int, str]:

@@ -1,8 +1,8 @@
 """WaitingLine: the generations that wait, who goes next and where to, and who is refused and in which words. No I/O.
 
-It puts admission (whose turn it is) and placement (where there is credit) together. A head that must wait holds up those
-behind it, small and large, or it would never have its turn; but not on workers that could not serve it anyway, however
-idle. Whoever is refused is still in line: the caller ends it, which takes it out.
+It puts admission (whose turn it is) and placement (where there is credit) together. A head that must wait holds up
+those behind it, small and large, or it would never have its turn; but not on workers that could not serve it anyway,
+however idle. Whoever is refused is still in line: the caller ends it, which takes it out.
 """
 
 import math

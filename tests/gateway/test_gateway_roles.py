@@ -69,7 +69,7 @@ def test_the_last_decode_worker_keeps_its_role(in_world) -> None:
         obey(prefill)  # decode does not answer
         status, answer = await world.answer_to("/roles", {"worker": "decode-0", "roles": ["prefill"]})
         assert status == 409
-        assert "last worker with the decode role" in answer["error"]["message"]
+        assert "last worker that has the decode role" in answer["error"]["message"]
         # Two changes at once, each of which alone would be right: the second one counts the first.
         await world.answer_to("/roles", {"worker": "prefill-0", "roles": ["prefill", "decode"]})
         first = asyncio.create_task(world.answer_to("/roles", {"worker": "decode-0", "roles": ["prefill"]}))
