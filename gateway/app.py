@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from ..core.errors import ConfigurationError
 from .gateway import Gateway, open_gateway
 from .handlers import routes
 from .keys import ApiKeys
-from .middleware import errors_as_json, keys_checked
+from .middleware import errors_as_json, keys_checked, open_until_drained
 
 _CLOSE_TIMEOUT_S = 1.0  # for connections that are still open after that
 
@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 def run_gateway(config: GatewayConfig) -> None:
-    """Serve until SIGTERM or SIGINT; then finish what runs. A second signal ends at once.
+    """Serve until SIGTERM or SIGINT; then finish what runs, and tell new requests so. A second signal ends at once:
+    open streams get their error event, within _CLOSE_TIMEOUT_S.
 
     Raises ConfigurationError when a port, a key file or the model cannot be used.
     """
@@ -44,7 +45,6 @@ async def serve(config: GatewayConfig) -> None:
             await _until(server.running, stopping)
             dispatcher = gateway.dispatcher
             logger.info("draining: %d requests", dispatcher.num_in_flight + dispatcher.num_queued)
-            await server.stop_listening()
             await _until(gateway.drain(config.drain_timeout_s), killing)
             if num_cut := dispatcher.num_in_flight + dispatcher.num_queued:
                 logger.warning("%d requests were cut off: they get an error", num_cut)
@@ -57,14 +57,17 @@ class Server(NamedTuple):
 
     port: int
     running: asyncio.Task[None]
-    stop_listening: Callable[[], Awaitable[None]]
 
 
 @asynccontextmanager
 async def serving(gateway: Gateway) -> AsyncIterator[Server]:
     """The gateway on its HTTP port. Raises ConfigurationError when the port cannot be had."""
     config = gateway.config
-    middlewares = [errors_as_json(gateway.metrics), keys_checked(ApiKeys(config.api_key_digests))]
+    middlewares = [
+        errors_as_json(gateway.metrics, gateway.dispatcher),
+        keys_checked(ApiKeys(config.api_key_digests)),
+        open_until_drained(gateway.dispatcher),
+    ]
     app = web.Application(middlewares=middlewares, client_max_size=config.max_body_bytes)
     app.add_routes(routes(gateway))
     # A handler is cancelled when its client leaves: that is how generations end whose answer nobody reads.
@@ -74,7 +77,7 @@ async def serving(gateway: Gateway) -> AsyncIterator[Server]:
     running = asyncio.create_task(gateway.run())
     try:
         await _start(site, config)
-        yield Server(runner.addresses[0][1], running, site.stop)
+        yield Server(runner.addresses[0][1], running)
     finally:
         gateway.dispatcher.stop("this server has been shut down")
         await runner.cleanup()

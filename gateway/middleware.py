@@ -9,11 +9,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from ..core.errors import RequestError
+from .dispatcher import Dispatcher
 from .generation import Unavailable
 from .keys import ApiKeys
 from .metrics import Metrics
 from .openai.answers import answer_of, encode_json, error_answer
 
+_WORK = "/v1/"  # paths below it make tokens when they are posted to
 _REQUEST_ID = web.RequestKey("request_id", str)
 _API_KEY = web.RequestKey("api_key", str)
 _OPEN_PATHS = ("/health", "/ready")  # for probes, which have no key and are told nothing of anybody's
@@ -53,8 +55,25 @@ def keys_checked(keys: ApiKeys) -> Middleware:
     return middleware
 
 
-def errors_as_json(metrics: Metrics) -> Middleware:
-    """The middleware. Errors after a stream has begun cannot come here: they are events of the stream."""
+def open_until_drained(dispatcher: Dispatcher) -> Middleware:
+    """The middleware that refuses new work while this gateway drains. Paths of operation still answer: whoever waits
+    for the end, or spreads the load, asks them.
+    """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method == "POST" and request.path.startswith(_WORK):
+            dispatcher.require_open()
+        return await handler(request)
+
+    return middleware
+
+
+def errors_as_json(metrics: Metrics, dispatcher: Dispatcher) -> Middleware:
+    """The middleware. Errors after a stream has begun cannot come here: they are events of the stream.
+
+    While this gateway drains, each answer is the last one on its connection: the next request had better go elsewhere.
+    """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -69,6 +88,8 @@ def errors_as_json(metrics: Metrics) -> Middleware:
             response = _error_response(RequestError("the server failed here; its log says why", status=500))
         if not response.prepared:
             response.headers["X-Request-Id"] = shown_request_id(request)
+            if dispatcher.is_draining:
+                response.force_close()
         if request.path != "/ready":  # its 503 is an answer, and whoever waits for a start asks for it all the time
             metrics.responded(response.status)
         return response

@@ -176,7 +176,7 @@ def test_what_comes_together_goes_out_together(in_world: Any, world_module: Any,
 def test_a_client_that_takes_nothing_is_dropped(
     in_world: Any, world_module: Any, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
 ) -> None:
-    monkeypatch.setattr("baton.gateway.handlers.CLIENT_STALL_S", 0.2)
+    monkeypatch.setattr("baton.gateway.openai_handlers.CLIENT_STALL_S", 0.2)
 
     async def scenario(world: Any) -> None:
         _, decode = await world.pair(auto=False)
@@ -210,6 +210,52 @@ def test_draining_finishes_what_runs(in_world: Any, world_module: Any) -> None:
         await draining
 
     in_world(scenario)
+
+
+def test_while_it_drains_new_work_is_turned_away_and_operators_are_answered(in_world: Any, world_module: Any) -> None:
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair(auto=False)
+        running = asyncio.create_task(world.answer_to("/v1/completions", BODY))
+        await world_module.until(lambda: decode.of(GenerateRequest))
+        draining = asyncio.create_task(world.gateway.drain(10.0))
+        await world_module.until(lambda: world.gateway.dispatcher.is_draining)
+        for body in (BODY, BODY | {"stream": True}, {"not": "looked at"}):
+            async with world.post("/v1/completions", body) as response:
+                assert response.status == 503
+                assert response.headers["Retry-After"] == "5"
+                assert response.headers["Connection"] == "close"
+                assert "shutting down" in (await response.json())["error"]["message"]
+        status, ready = await world.get("/ready")
+        assert (status, ready["ready"], ready["problem"]) == (503, False, "draining")
+        assert (await world.get("/health"))[0] == 200
+        decode.finish(decode.request_id)
+        assert (await running)[0] == 200
+        await draining
+
+    in_world(scenario)
+
+
+def test_a_stop_at_once_tells_open_streams(in_world: Any, world_module: Any) -> None:
+    """What a second signal does: `serving` ends while requests run."""
+    seen: list[str] = []
+
+    async def read(world: Any) -> None:
+        async with world.post("/v1/completions", BODY | {"stream": True}) as response:
+            async for line in response.content:
+                seen.append(line.decode().strip())
+
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair(auto=False)
+        reading = asyncio.create_task(read(world))
+        await world_module.until(lambda: decode.of(GenerateRequest))
+        decode.emit(decode.request_id, 2)
+        await world_module.until(lambda: any(line.startswith("data: ") for line in seen))
+        closing = asyncio.create_task(world.gateway.drain(0.0))
+        await asyncio.wait([closing, reading])
+
+    in_world(scenario)
+    last = [line for line in seen if line.startswith("data: ")][-1]
+    assert "this server has been shut down" in last
 
 
 def test_draining_has_a_bound(in_world: Any, world_module: Any) -> None:
