@@ -53,8 +53,9 @@ def children_of(pid: int) -> dict[str, int]:
 class Server:
     """One running topology. All calls are bounded."""
 
-    def __init__(self, process: subprocess.Popen[str], log: Path):
+    def __init__(self, process: subprocess.Popen[str], log: Path, api_key: str | None = None):
         self.process = process
+        self.api_key = api_key  # sent where a call names no other
         self.log_path = log
         self.port = 0
         self.model = ""
@@ -75,6 +76,7 @@ class Server:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+            key = self.api_key if key is None else key
             headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
             connection.request(method, path, data, headers)
             response = connection.getresponse()
@@ -178,7 +180,7 @@ def _wait_ready(server: Server) -> None:
 
 
 @contextmanager
-def serve(log_folder: Path, model: Path | str, *flags: str) -> Iterator[Server]:
+def serve(log_folder: Path, model: Path | str, *flags: str, api_key: str | None = None) -> Iterator[Server]:
     """A server on a free port. At the end: the ledger is idle, it stops when interrupted, and no process is left.
 
     A test that stops it itself sets `was_stopped`; that no process is left is checked all the same.
@@ -196,7 +198,7 @@ def serve(log_folder: Path, model: Path | str, *flags: str) -> Iterator[Server]:
             start_new_session=True,
             env={**os.environ, "NO_COLOR": "1"},
         )
-    server = Server(process, log)
+    server = Server(process, log, api_key)
     pids: set[int] = set()
     try:
         _wait_ready(server)

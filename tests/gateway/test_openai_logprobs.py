@@ -44,9 +44,7 @@ async def streamed(world: Any, world_module: Any, path: str, body: dict[str, Any
 
 @pytest.mark.parametrize("num_top", [0, 1, 20])
 @pytest.mark.parametrize("n", [1, 2])
-def test_chat(
-    in_world: Any, world_module: Any, tokenizer: Tokenizer, answer: list[int], num_top: int, n: int
-) -> None:
+def test_chat(in_world: Any, world_module: Any, tokenizer: Tokenizer, answer: list[int], num_top: int, n: int) -> None:
     async def scenario(world: Any) -> None:
         await world.pair()
         asked = MESSAGES | {"logprobs": True, "top_logprobs": num_top, "n": n}
