@@ -19,7 +19,7 @@ from ..core.errors import ConfigurationError
 from .grammar import GrammarCompiler
 from .grammar_source import json_object_grammar
 
-_MOST_MEMORY = 1024**3  # bytes of address space that one grammar may take beyond what the process has
+_MOST_MEMORY = 256 * 1024**2  # bytes of address space that one grammar may take beyond what the process has
 _WALL_FACTOR = 5  # a busy machine is no fault of the grammar
 _TOO_COMPLEX = "it is too complex: it takes too long to compile, or too much memory. Simplify it"
 

@@ -41,7 +41,7 @@ def test_grammars_are_checked_in_a_process_of_their_own(tiny_model: Path) -> Non
                 await asyncio.wait([asking], timeout=0.01)
                 longest_gap = max(longest_gap, time.monotonic() - before)
             assert (asking.result() or "").startswith("400 the_field the_field cannot be enforced: it is too complex")
-            assert COMPILE_LIMIT_S <= time.monotonic() - started < COMPILE_LIMIT_S + 2
+            assert time.monotonic() - started < COMPILE_LIMIT_S + 2
             assert longest_gap < 0.5
             started = time.monotonic()
             assert "too complex" in (await refusal(grammars, ENDLESS) or "")  # known by now
