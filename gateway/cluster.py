@@ -1,6 +1,7 @@
 """Cluster: the gateway's side of the message channel: receives, keeps the membership, beats, asks for reports."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -24,6 +25,7 @@ from .admission import TICK_INTERVAL_S
 from .membership import Action, Joined, Left, Membership, Rejected, Send
 
 BEAT_INTERVAL_S = 1.0
+LEAST_BEAT_INTERVAL_S = 0.1  # however many connections end; and a socket is told of an end a little after its monitor
 REPORT_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 class Channel(Protocol):
     """What is needed of transfer's GatewayChannel."""
+
+    disconnected: asyncio.Event  # set when a connection has ended, nobody knows whose
 
     async def receive(self) -> Incoming: ...
 
@@ -112,9 +116,13 @@ class Cluster:
 
     async def _beat(self) -> None:
         for sequence in itertools.count(1):
+            self._channel.disconnected.clear()
             for ref in list(self._membership.workers):
-                self.send(ref, Beat(sequence, 0))
-            await asyncio.sleep(BEAT_INTERVAL_S)
+                self.send(ref, Beat(sequence, 0))  # whose connection has ended is found out and removed
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_INTERVAL_S - LEAST_BEAT_INTERVAL_S):
+                    await self._channel.disconnected.wait()
+            await asyncio.sleep(LEAST_BEAT_INTERVAL_S)
 
     async def _tick(self) -> None:
         while True:

@@ -35,8 +35,10 @@ class GatewayChannel:
         self._changed = asyncio.Event()
         self._received: deque[Incoming] = deque()
         self._routers: list[Socket] = []
+        self._monitors: list[Socket] = []
         self._routes: dict[NodeRef, tuple[Socket, bytes]] = {}  # worker that said Hello |-> its connection
         self._strangers: OrderedDict[NodeRef, Socket] = OrderedDict()  # heard without a Hello |-> where
+        self.disconnected = asyncio.Event()  # set when a connection has ended: `send` tells whose. The reader clears it
         self.num_dropped = 0  # frames that were no message for this incarnation
         addresses = []
         for address in bind:
@@ -49,6 +51,7 @@ class GatewayChannel:
                 ) from error
             self._routers.append(router)
             self._loop.add_reader(router.fileno(), self._on_change, router)
+            self._watch(router)
             addresses.append(real_address)
         self.addresses = tuple(addresses)
 
@@ -91,11 +94,27 @@ class GatewayChannel:
         """Stop watching and close every socket."""
         for router in self._routers:
             self._loop.remove_reader(router.fileno())
+            router.disable_monitor()
             router.close()
+        for monitor in self._monitors:
+            self._loop.remove_reader(monitor.fileno())
+            monitor.close()
         self._context.term()
         self._authenticator.join()
 
     # ---- in --------------------------------------------------------------------------------------------------
+
+    def _watch(self, router: Socket) -> None:
+        """A killed process of this host is known at once by its connection, long before its silence is."""
+        monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitors.append(monitor)
+        self._loop.add_reader(monitor.fileno(), self._on_disconnect, monitor)
+        self._on_disconnect(monitor)  # its descriptor tells of nothing before the socket was looked at once
+
+    def _on_disconnect(self, monitor: Socket) -> None:
+        while int(monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            monitor.recv_multipart(zmq.NOBLOCK)  # a connection has no name there
+            self.disconnected.set()
 
     def _on_change(self, router: Socket) -> None:
         router.getsockopt(zmq.EVENTS)  # acknowledges the change, or the event loop would call here without end

@@ -76,6 +76,7 @@ class FakeChannel:
     def __init__(self) -> None:
         self.inbox: asyncio.Queue[Incoming] = asyncio.Queue()
         self.workers: dict[NodeRef, FakeWorker] = {}
+        self.disconnected = asyncio.Event()
 
     async def receive(self) -> Incoming:
         return await self.inbox.get()
@@ -130,6 +131,7 @@ class FakeWorker:
         """As a killed process: unreachable, and silent."""
         self.unreachable = True
         self.live.clear()
+        self.channel.disconnected.set()
         self.sent.clear()
 
     def say(self, body: Message) -> None:

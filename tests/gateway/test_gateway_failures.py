@@ -81,6 +81,21 @@ def test_a_stop_string_ends_the_work(in_world: Any, world_module: Any) -> None:
     in_world(scenario)
 
 
+def test_a_connection_that_ends_is_looked_into_before_the_next_beat(
+    in_world: Any, world_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.gateway.cluster.BEAT_INTERVAL_S", 1000.0)
+
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair()
+        await world_module.until(lambda: world.gateway.probe.ready, "it is ready")
+        decode.die()
+        await world_module.until(lambda: not world.gateway.probe.ready, "the dead worker is missed")
+        assert (await world.get("/ready"))[0] == 503
+
+    in_world(scenario)
+
+
 # ---- decode workers that die --------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """What the launcher does with real processes. What requests see when processes die is in tests/e2e/test_deaths.py."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -48,6 +50,16 @@ def test_start_answer_and_stop(serve, builders):
     assert time.monotonic() - started <= 5.0
     assert _all_gone(builders, server)
     assert not server.run_dir.exists()
+
+
+@pytest.mark.parametrize("victim", ["decode-0", "prefill-0"])
+def test_a_killed_worker_is_missed_at_once(serve, builders, victim):
+    server = serve()
+    assert server.get("/ready")[0] == 200
+    os.kill(server.pids[victim], signal.SIGKILL)
+    killed_at = time.monotonic()
+    builders.wait_until(lambda: server.get("/ready")[0] == 503)
+    assert time.monotonic() - killed_at < 1.0
 
 
 def test_nothing_outlives_a_killed_launcher(serve, builders):

@@ -111,6 +111,30 @@ def test_hello_welcome_and_back(tmp_path: Path, keys: ClusterKeys, address: str,
     runner(scenario())
 
 
+async def send_for_ever(channel: GatewayChannel) -> None:
+    while True:
+        channel.send(WORKER, Beat(2, 0))
+        await asyncio.sleep(0.001)
+
+
+def test_a_connection_that_ends_is_noticed(tmp_path: Path, keys: ClusterKeys, address: str) -> None:
+    async def scenario() -> None:
+        channels = worker(tmp_path, keys, WORKER, address)
+        channels.broadcast_gateways(hello(channels, WORKER))
+        channel = GatewayChannel((address,), GATEWAY, keys)
+        await next_of(channel, Hello)
+        channel.send(WORKER, Beat(1, 0))
+        assert not channel.disconnected.is_set()
+        channels.close()
+        async with asyncio.timeout(5):
+            await channel.disconnected.wait()
+            with pytest.raises(PeerUnreachable):
+                await send_for_ever(channel)  # the socket hears of it a little after its monitor
+        channel.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_gateway_that_comes_back_learns_of_the_worker_by_its_beat(
     tmp_path: Path, keys: ClusterKeys, address: str
 ) -> None:
