@@ -43,7 +43,7 @@ _MEAN_S = 10.0  # running sequences and their context are averaged over
 _MOST_PROMPT_SHARE = 0.75  # of the time, that prompts can claim from the decodes
 _FULL = 0.8  # of the cap runs: then it is the cap that makes steps long
 _BURST = 0.25  # of what an answer may be late by, that one chunk of prompt may take
-_FULL_AIM = 0.995  # less is worth a word
+_SAME = 0.005  # an aim that differs from the target by less is not worth a word
 _POOL_SHARE = 0.95  # of the pool is filled by plan
 _LOOK_S = 0.1  # between two looks at what is wanted: steps are shorter
 
@@ -176,19 +176,23 @@ class DecodeTuner:
         step = cost.base_s + per_sequence * self._running
         target = self._config.tpot_target_s
         if target is None:
-            left, reason = step, f"so much doubles a step of {in_ms(step)}"
+            left = step
+            reason = f"without a TPOT target prompts may double a step, and decodes take {in_ms(step)} of it"
         else:
             within = target * (1 - self._config.margin)
             mean = step / _free(cost, load.prompts_per_s)
             left = max(within - step, load.answer * _BURST * (within - mean))
-            reason = f"decodes take {in_ms(step)} of the {in_ms(target)} target, {in_ms(mean)} with prompts"
+            reason = (
+                f"a step takes {in_ms(step)} for its decodes and with the prompts of late {in_ms(mean)} on average, "
+                f"which leaves {in_ms(max(left, 0.0))} of the {in_ms(target)} TPOT target to a step's prompts"
+            )
         return left / max(cost.per_prompt_token_s, 1e-12), reason
 
 
 def _in_words(aimed: float, target: float) -> str:
     share = aimed / target
     text = f"the {in_ms(target)} target"
-    return text if share > _FULL_AIM else f"{in_ms(aimed)}, {share:.0%} of {text}"
+    return text if abs(share - 1.0) < _SAME else f"{in_ms(aimed)}, {share:.0%} of {text}"
 
 
 def _free(cost: StepCost, prompts_per_s: float) -> float:

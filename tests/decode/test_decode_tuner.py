@@ -118,6 +118,20 @@ def test_one_chunk_may_be_longer_where_answers_make_up_for_it() -> None:
     assert settled(make(), COST, full).prompt_budget == pytest.approx(200, rel=0.1)
 
 
+def test_the_reason_of_a_prompt_budget_says_what_was_measured_and_for_which_target() -> None:
+    def reason_of(target: float | None) -> str:
+        tuner = make(target=target)
+        events = [event for n in range(200) for event in tuner.update(n * 0.1, COST, load(8))]
+        return next(event.reason for event in events if event.what == "prompt budget")
+
+    # Eight with 1000 tokens each: 10 + 8 * (1 + 1) ms
+    assert reason_of(0.050) == (
+        "a step takes 26 ms for its decodes and with the prompts of late 26 ms on average, which leaves 24 ms of the "
+        "50 ms TPOT target to a step's prompts"
+    )
+    assert reason_of(None) == "without a TPOT target prompts may double a step, and decodes take 26 ms of it"
+
+
 def test_sc04_a_stream_of_prompts_stalls_decodes_within_the_target() -> None:
     """sgl-project/sglang #32549: steady prompt load made running requests wait 24 s for a token."""
     tuner = settled(make(cap=256, prompts=4096), COST, load(12, prompts_per_s=1e6), seconds=60)
