@@ -19,6 +19,8 @@ def misfit(request: Request, context_length: int) -> Refusal | None:
         return Refusal("choices must differ", False)
     if len(choices) > 1 and (request.output_token_ids or not request.sampling.max_tokens):
         return Refusal("several choices must begin together, and have tokens", False)
+    if not request.sampling.max_tokens and request.num_prompt_logprobs is None:
+        return Refusal("neither tokens nor log-probabilities of the prompt are asked for", False)
     room = request.num_prompt_tokens + request.sampling.max_tokens
     if room > context_length:
         return Refusal(f"{room} tokens are asked for, this worker holds {context_length}", False)

@@ -177,10 +177,8 @@ class DecodeRole:
                 self._emit(entry, entry.take(token_id, logprobs.get(index)))
             else:
                 self._fail(entry.request.request_id, entry.why_no_token, retryable=False)
-        for lead in filter(self._is_live, step.silent):  # prompts that are scored, and nothing follows in any choice
-            for entry in self._forks.entries(lead.request.request_id):
-                entry.num_cached_tokens = lead.num_cached_tokens
-                self._emit(entry, entry.take_nothing())
+        for entry in filter(self._is_live, step.silent):
+            self._emit(entry, entry.take_nothing())
 
     def _emit(self, entry: DecodeEntry, chunk: TokenChunk) -> None:
         self._bench.counters["num_tokens_generated"] += len(chunk.token_ids)

@@ -33,7 +33,7 @@ from baton.core.messages import (
     WorkerInfo,
 )
 from baton.core.queueing import FCFS, QueuePolicy
-from baton.core.request import Request, SamplingParams, Urgency
+from baton.core.request import Request, SamplingParams, TokenLogprobs, Urgency
 from baton.decode.role import DecodeRole
 from baton.engine.kv_cache_pool import KVCachePool
 from baton.prefill.role import PrefillRole
@@ -135,6 +135,8 @@ class House:
         self.workers: dict[NodeRef, Worker] = {}
         self.benches: dict[NodeRef, Workbench] = {}
         self.outputs: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self.cached: dict[str, int] = {}
         self.finished: dict[str, str] = {}
         self.failed: dict[str, str] = {}
@@ -207,13 +209,14 @@ class House:
         returned: int = 0,
         urgency: Urgency = NORMAL,
         choices: tuple[int, ...] = (0,),
+        num_prompt_logprobs: int | None = None,
         **sampling,
     ) -> None:
         """What the gateway does with a request: both workers are told at once."""
         for choice in choices:
             done = self.outputs.setdefault(hand_made.output_name(name, choice), [])
         params = SamplingParams(**({"temperature": 0.0, "max_tokens": max_tokens} | sampling))
-        request = Request(name, "n", prompt, params, list(done), urgency, choices)
+        request = Request(name, "n", prompt, params, list(done), urgency, choices, num_prompt_logprobs)
         self.network.send(self.gateway, decode, GenerateRequest(request, prefill, returned))
         if prefill is not None:
             message = PrefillRequest(name, "n", prompt + done, decode, returned, urgency)
@@ -239,6 +242,10 @@ class House:
                     output = self.outputs[name]
                     assert chunk.index == len(output), "a token was lost or came twice"
                     output += chunk.token_ids
+                    self.logprobs.setdefault(name, []).extend(chunk.logprobs or [])
+                    if chunk.prompt_logprobs is not None:
+                        assert name not in self.prompt_logprobs, "they came twice"
+                        self.prompt_logprobs[name] = chunk.prompt_logprobs
                     if chunk.num_cached_tokens is not None:
                         self.cached[name] = chunk.num_cached_tokens
                     if chunk.finish_reason is not None:
