@@ -34,7 +34,7 @@ def _all_gone(builders, server) -> bool:
 def test_start_answer_and_stop(serve, builders):
     server = serve()
     at_start = [line for line in server.lines if not line.startswith("still starting")]  # a busy machine
-    assert len(at_start) <= 12, server.output
+    assert len(at_start) <= 14, server.output  # two of them tell what each worker measured of its steps
     assert sorted(server.pids) == ["decode-0", "gateway", "prefill-0"]
     for pid in (server.process.pid, server.pids["gateway"]):
         assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
