@@ -37,7 +37,7 @@ _MEAN_RATE = 0.02  # of the running mean of residuals
 _SWEEPS = 1  # of coordinate descent per step; they add up over steps
 _MAX_SWEEPS = 200  # when the coefficients are asked for
 _IDENTIFIED = 100.0  # times the reference's information
-_TRIAL_WORTH = 5  # samples: steps as they come are much alike, trials are not
+_TRIAL_WORTH = 6  # samples: steps as they come are much alike, trials are not
 
 _Vector = list[float]
 

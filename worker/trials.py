@@ -23,6 +23,7 @@ _LONGEST = 0.125  # of the goal, that one step may take
 _LONGEST_OF_SLOW = 2.0  # times the base cost, where that is more
 _LEAST_PROMPT = 16
 _LEAST_CONTEXT = 16
+_FIRST = 0.05  # where the sequence begins: with small steps, while nothing is known of the device
 _STRIDES = (0.7548776662466927, 0.5698402909980532)
 _ROUND = ("prompt", "decode", "mixed", "prompt", "decode")
 
@@ -79,7 +80,7 @@ def trials(limits: TrialLimits) -> Iterator[Trial]:
     """All there are, the most telling ones first; none that does not fit."""
     make = {"prompt": _prompt, "decode": _decode, "mixed": _mixed}
     for number in range(NUM_ROUNDS * len(_ROUND)):
-        u, v = ((0.5 + number * stride) % 1.0 for stride in _STRIDES)
+        u, v = ((_FIRST + number * stride) % 1.0 for stride in _STRIDES)
         trial = make[_ROUND[number % len(_ROUND)]](limits, u, v)
         if trial is not None:
             yield trial
