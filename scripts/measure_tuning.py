@@ -16,6 +16,7 @@ with --runs N it measures N things, of a minute or two each, and leaves the rest
 """
 
 import argparse
+import math
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -49,9 +50,9 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Notebook:
-    """What was measured, in a file when there is one. `num_new`: no more is measured; None: all there is."""
+    """What was measured, in a file when there is one; no more than `num_new` things are added, or few more."""
 
-    def __init__(self, path: Path | None, num_new: int | None):
+    def __init__(self, path: Path | None, num_new: float):
         self._path = path
         self._num_left = num_new
         self._lines: dict[str, dict[str, float]] = {}
@@ -62,14 +63,13 @@ class Notebook:
 
     def get(self, key: str) -> dict[str, float] | None:
         """None: it is to be measured now. Raises AllForNowError when it should be, but not by this start."""
-        if key not in self._lines and self._num_left == 0:
+        if key not in self._lines and self._num_left <= 0:
             raise AllForNowError
         return self._lines.get(key)
 
     def add(self, key: str, values: dict[str, float]) -> dict[str, float]:
         self._lines[key] = values
-        if self._num_left is not None:
-            self._num_left -= 1
+        self._num_left -= 1
         print(f"{key}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()), flush=True)
         if self._path is not None:
             with self._path.open("ab") as file:
@@ -189,7 +189,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--results", type=Path, help="keep what was measured in this file, and go on from it")
-    parser.add_argument("--runs", type=int, help="measure no more than this many things; with --results")
+    parser.add_argument("--runs", type=int, default=math.inf, help="measure no more than this many things; with --results")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--measure", type=float, default=40.0, help="seconds of each measurement")
     parser.add_argument("--settle", type=float, default=8.0, help="seconds of the same load before it")
