@@ -189,7 +189,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--results", type=Path, help="keep what was measured in this file, and go on from it")
-    parser.add_argument("--runs", type=int, default=math.inf, help="measure no more than this many things; with --results")
+    parser.add_argument("--runs", type=int, default=math.inf, help="with --results: measure so many things at most")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--measure", type=float, default=40.0, help="seconds of each measurement")
     parser.add_argument("--settle", type=float, default=8.0, help="seconds of the same load before it")
