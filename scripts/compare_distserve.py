@@ -98,6 +98,7 @@ def fleet(name: str, limits_ms: tuple[float, float], block_size: int) -> FleetCo
         ttft_target_s=ttft_s,
         tpot_target_s=tpot_s,
         is_elastic=is_elastic,
+        is_calibrated=True,
     )
 
 

@@ -55,6 +55,7 @@ def fleet(model_name: str, num_prefill: int, num_decode: int, is_elastic: bool, 
         message_s=2e-4,
         policy=FAIR,
         is_elastic=is_elastic,
+        is_calibrated=True,
     )
 
 

@@ -28,6 +28,9 @@ class FleetConfig:
 
     `policy` holds in the gateway and in all workers. The targets here are the gateway's, which refuses who cannot be in
     time any more; those of the tuners are in `prefill` and `decode`.
+
+    `is_calibrated`: workers know what their steps cost when they join, as in production; else they learn it from
+    requests, and until then the router counts tokens, which can be done by hand.
     """
 
     num_prefill: int
@@ -47,6 +50,7 @@ class FleetConfig:
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
     is_elastic: bool = False
+    is_calibrated: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Simulation:
         for worker in self.workers:
             self.network.join(worker.ref, worker.handle)
             self.gateway.worker_joined(worker.bench.info)
+            if config.is_calibrated:
+                worker.calibrate()
 
     def run(self, is_enough: Callable[[Sequence[SimRecord], float], bool] | None = None) -> SimResult:
         """Every request from its arrival to its end.

@@ -11,6 +11,7 @@ from ..radix_cache.cache import RadixCache
 from ..worker.role_share import PATIENCE_S, Patience, RoleShare
 from ..worker.sequence_blocks import SequenceBlocks
 from ..worker.step_watch import StepWatch
+from ..worker.trials import TrialLimits, is_over, is_worth_its_time, trials
 from .clock import VirtualClock
 from .device import Device, Overheads
 from .network import SimNetwork
@@ -65,6 +66,22 @@ class SimWorkbench:
         self.wake = wake
         self._device_free_at = 0.0
         self._num_updates = 0
+
+    def calibrate(self) -> None:
+        """As worker/calibration.py: learn from trials what steps cost, before there are requests."""
+        prefill, decode = self._parts.prefill, self._parts.decode
+        token_budget, elapsed_s = max(prefill.token_budget, decode.token_budget), 0.0
+        limits = TrialLimits(
+            token_budget, decode.max_running, self.info.context_length, self.info.num_blocks, self.info.block_size
+        )
+        for trial in trials(limits):
+            cost = self.steps.cost
+            if is_over(elapsed_s, cost, limits):
+                break
+            if is_worth_its_time(trial, cost):
+                seconds = self._parts.device.step_s(trial.shape, len(trial.prompts))
+                self.steps.tried(trial.shape, seconds)
+                elapsed_s += seconds
 
     def wait_for_blocks(self, patience: Patience, *, others_end: bool) -> None:
         """See Patience. Where no other event may come that ends the wait, the loop goes round when it is over."""

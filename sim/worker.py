@@ -85,6 +85,11 @@ class SimWorker:
         for role in self._both:
             role.handle(sender, message)
 
+    def calibrate(self) -> None:
+        """Know what steps cost before there are requests, and tell the gateway."""
+        self.bench.calibrate()
+        self._report_status(force=True)
+
     # ---- the loop ------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:

@@ -18,7 +18,9 @@ def requests(seconds: float, rate: float, lengths: tuple[int, int], begin_s: flo
     return [dataclasses.replace(request, arrival_s=request.arrival_s + begin_s) for request in found]
 
 
-def simulate(fleet, load: list[SimRequest], *, is_elastic: bool = True) -> tuple[list[dict], list[SimRecord]]:
+def simulate(
+    fleet, load: list[SimRequest], *, is_elastic: bool = True, **changes
+) -> tuple[list[dict], list[SimRecord]]:
     """Changes of roles, and what became of the requests."""
     limits = msgspec.structs.replace(
         fleet().decode,
@@ -27,7 +29,9 @@ def simulate(fleet, load: list[SimRequest], *, is_elastic: bool = True) -> tuple
         ttft_target_s=TTFT_S,
         tpot_target_s=TPOT_S,
     )
-    config = fleet(prefill=limits, decode=limits, ttft_target_s=TTFT_S, tpot_target_s=TPOT_S, is_elastic=is_elastic)
+    config = fleet(
+        prefill=limits, decode=limits, ttft_target_s=TTFT_S, tpot_target_s=TPOT_S, is_elastic=is_elastic, **changes
+    )
     simulation = Simulation(config, load)
     records = simulation.run().records
     assert simulation.idle_faults() == []
@@ -54,6 +58,25 @@ def test_with_long_prompts_roles_stay(fleet) -> None:
     changes, records = simulate(fleet, requests(60, 8.0, LONG_PROMPTS))
     assert changes == []
     assert num_in_time(records) > 0.9 * len(records)
+
+
+@pytest.mark.slow
+def test_who_begins_divided_wrongly_soon_keeps_as_many_in_time_as_who_was_right_from_the_start(fleet) -> None:
+    """As production does, workers know what their steps cost when they join. Of the first 20 s much is lost."""
+    load = requests(60, 2.6, LONG_ANSWERS)
+    _, elastic = simulate(fleet, load, is_calibrated=True)
+    _, colocated = simulate(fleet, load, is_elastic=False, is_calibrated=True, num_prefill=0, num_decode=2)
+    later = slice(sum(request.arrival_s < 20 for request in load), None)
+    assert num_in_time(elastic[later]) >= 0.95 * num_in_time(colocated[later])
+
+
+def test_calibrated_workers_are_known_before_the_first_request(fleet) -> None:
+    simulation = Simulation(fleet(is_calibrated=True), requests(1, 2.0, LONG_PROMPTS))
+    costs = [worker.bench.steps.cost for worker in simulation.workers]
+    assert all(cost.knows_prompts and cost.knows_decodes for cost in costs)
+    assert [cost.base_s for cost in costs] == pytest.approx([0.010] * 2, rel=0.02)
+    assert [cost.per_decode_s for cost in costs] == pytest.approx([0.001] * 2, rel=0.1)
+    assert all(worker.bench.num_steps == worker.bench.busy_s == 0 for worker in simulation.workers)
 
 
 @pytest.mark.slow
