@@ -84,6 +84,7 @@ class Choice:
             self.generation.prompt.token_ids,
             self._scores(0),
             self._echo(),
+            self._stop.matched,
         )
 
     @property
@@ -109,7 +110,7 @@ class Choice:
         self.finish_reason = None if reason is None else self._told_reason(reason)
         echo, self._told_echo = None if self._told_echo else self._echo(), True
         scores = self._scores(self.completion_tokens - len(new))
-        return Delta(self.index, pieces, new, self.finish_reason, scores, echo, stopped_early)
+        return Delta(self.index, pieces, new, self.finish_reason, scores, echo, stopped_early, self._stop.matched)
 
     def _told_reason(self, reason: FinishReason) -> str:
         calls_tools = any(isinstance(piece, ToolCallPiece) for piece in self._pieces)

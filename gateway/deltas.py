@@ -73,7 +73,7 @@ class Echo(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What is new of one choice. `stopped_early`: a stop string ended it, which its worker does not know."""
+    """What is new of one choice. `stop`: the stop string that ended it. `stopped_early`: its worker does not know that."""
 
     index: int
     pieces: list[Piece]
@@ -82,10 +82,11 @@ class Delta(msgspec.Struct, frozen=True):
     scores: list[ScoredToken] | None = None
     echo: Echo | None = None
     stopped_early: bool = False
+    stop: str | None = None
 
 
 class FinishedChoice(msgspec.Struct, frozen=True):
-    """One whole choice."""
+    """One whole choice. `stop`: the stop string that ended it."""
 
     index: int
     pieces: list[Piece]
@@ -94,6 +95,7 @@ class FinishedChoice(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int]
     scores: list[ScoredToken] | None = None
     echo: Echo | None = None
+    stop: str | None = None
 
     @property
     def text(self) -> str:

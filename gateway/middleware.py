@@ -1,4 +1,4 @@
-"""What surrounds every handler: API keys, a request id out, and every error as an OpenAI error object."""
+"""What surrounds every handler: API keys, a request id out, and every error as an error object."""
 
 import logging
 import re
@@ -13,7 +13,8 @@ from .dispatcher import Dispatcher
 from .generation import Unavailable
 from .keys import ApiKeys
 from .metrics import Metrics
-from .openai.answers import answer_of, encode_json, error_answer
+from .anthropic.answers import MESSAGES_PATH, anthropic_error
+from .openai.answers import answer_of, encode_json
 
 _WORK = "/v1/"  # paths below it make tokens when they are posted to
 _REQUEST_ID = web.RequestKey("request_id", str)
@@ -80,12 +81,12 @@ def errors_as_json(metrics: Metrics, dispatcher: Dispatcher) -> Middleware:
         try:
             response = await handler(request)
         except RequestError as error:
-            response = _error_response(error)
+            response = _error_response(request, error)
         except web.HTTPException as error:
             response = _http_error(request, error)
         except Exception:  # a bug: the client gets an error and no details, the log gets the traceback
             logger.exception("a request failed")
-            response = _error_response(RequestError("the server failed here; its log says why", status=500))
+            response = _error_response(request, RequestError("the server failed here; its log says why", status=500))
         if not response.prepared:
             response.headers["X-Request-Id"] = shown_request_id(request)
             if dispatcher.is_draining:
@@ -97,14 +98,13 @@ def errors_as_json(metrics: Metrics, dispatcher: Dispatcher) -> Middleware:
     return middleware
 
 
-def _error_response(error: RequestError) -> web.Response:
+def _error_response(request: web.Request, error: RequestError) -> web.Response:
     headers = {"WWW-Authenticate": "Bearer"} if error.status == HTTPStatus.UNAUTHORIZED else {}
     if isinstance(error, Unavailable):
         headers |= error.headers
         if error.retry_after is not None:
             headers["Retry-After"] = str(error.retry_after)
-    body = encode_json(answer_of(error))
-    return web.Response(body=body, status=error.status, content_type="application/json", headers=headers)
+    return _spelled(request, error, headers)
 
 
 def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
@@ -118,5 +118,11 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
     else:
         message = error.reason
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-    body = encode_json(error_answer(message, error.status))
-    return web.Response(body=body, status=error.status, content_type="application/json", headers=headers)
+    return _spelled(request, RequestError(message, status=error.status), headers)
+
+
+def _spelled(request: web.Request, error: RequestError, headers: dict[str, str]) -> web.Response:
+    """The error object as clients of this path know it."""
+    is_anthropic = request.path == MESSAGES_PATH or request.path.startswith(f"{MESSAGES_PATH}/")
+    value = anthropic_error(error, shown_request_id(request)) if is_anthropic else answer_of(error)
+    return web.Response(body=encode_json(value), status=error.status, content_type="application/json", headers=headers)

@@ -1,37 +1,13 @@
 """HTTP handlers of the OpenAI API, and of /tokenize and /detokenize, which go with it."""
 
-import asyncio
-from collections.abc import Callable
-from contextlib import aclosing
-from functools import partial
-from typing import TypeVar
-
 from aiohttp import web
 
-from ..core.errors import RequestError
-from ..core.timeline import Station, Timeline
+from .answering import Answering, json_answer
 from .gateway import Gateway
-from .generation import Unavailable
-from .keys import sent_key
-from .middleware import api_key, request_id, shown_request_id
-from .openai.answers import Detokenized, Model, ModelList, Tokenized, encode_json
+from .middleware import request_id
+from .openai.answers import Detokenized, Model, ModelList, Tokenized
 from .openai.formats import ChatFormat, CompletionFormat
 from .openai.logprobs import TokenSpeller
-from .openai.request import ParsedRequest
-from .stream import Response, spell_timing
-from .urgency import urgency_of
-
-BODY_TIMEOUT_S = 60.0  # for a body to arrive
-LONG_BODY_BYTES = 256 * 1024
-CLIENT_STALL_S = 120.0  # for a client to take what was written to it
-
-_T = TypeVar("_T")
-
-_SSE_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
 
 
 def openai_routes(gateway: Gateway) -> list[web.RouteDef]:
@@ -52,102 +28,44 @@ class OpenAIHandlers:
 
     def __init__(self, gateway: Gateway):
         self._gateway = gateway
+        self._answering = Answering(gateway)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        return _json(ModelList([self._model()]))
+        return json_answer(ModelList([self._model()]))
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         self._gateway.parser.check_model(request.match_info["model"])
-        return _json(self._model())
+        return json_answer(self._model())
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        timeline, parsed = await self._receive(request, self._gateway.parser.completion)
+        timeline, parsed = await self._answering.receive(request, self._gateway.parser.completion)
         gateway = self._gateway
         answer_id = f"cmpl-{request_id(request)}"
         answer = CompletionFormat(answer_id, gateway.config.served_model, parsed, gateway.tokenizer)
-        return await self._answer(request, parsed, timeline, gateway.respond(answer, parsed))
+        return await self._answering.answer(request, parsed, timeline, answer)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        timeline, parsed = await self._receive(request, self._gateway.parser.chat)
+        timeline, parsed = await self._answering.receive(request, self._gateway.parser.chat)
         gateway = self._gateway
         answer_id = f"chatcmpl-{request_id(request)}"
         answer = ChatFormat(answer_id, gateway.config.served_model, parsed, gateway.tokenizer)
-        return await self._answer(request, parsed, timeline, gateway.respond(answer, parsed))
+        return await self._answering.answer(request, parsed, timeline, answer)
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
-        _, (source, wants_strings) = await self._receive(request, self._gateway.parser.tokenize)
+        _, (source, wants_strings) = await self._answering.receive(request, self._gateway.parser.tokenize)
         limits = self._gateway.limits
         (token_ids,) = await self._gateway.prompts.encode(source, limits)
         speller = TokenSpeller(self._gateway.tokenizer, skip_special_tokens=False)
         strings = [speller.text(token_id) for token_id in token_ids] if wants_strings else None
-        return _json(Tokenized(len(token_ids), limits.max_tokens, token_ids, strings))
+        return json_answer(Tokenized(len(token_ids), limits.max_tokens, token_ids, strings))
 
     async def detokenize(self, request: web.Request) -> web.StreamResponse:
         """Special tokens are shown, so that the text is the whole of what the ids say."""
-        _, token_ids = await self._receive(request, self._gateway.parser.detokenize)
+        _, token_ids = await self._answering.receive(request, self._gateway.parser.detokenize)
         decode = self._gateway.tokenizer.decode
         text = await self._gateway.prompts.call(lambda: decode(token_ids, skip_special_tokens=False))
-        return _json(Detokenized(text))
+        return json_answer(Detokenized(text))
 
     def _model(self) -> Model:
         gateway = self._gateway
         return Model(gateway.config.served_model, gateway.started_at, gateway.limits.max_tokens, gateway.vocab_size)
-
-    async def _receive(self, request: web.Request, parse: Callable[[bytes], _T]) -> tuple[Timeline, _T]:
-        """The body, parsed. Long ones are parsed on another thread, so that they hold nobody up."""
-        announced = request.content_length or 0
-        if announced > request.client_max_size:  # known before the body comes
-            raise web.HTTPRequestEntityTooLarge(request.client_max_size, announced)
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await request.read()
-        except TimeoutError:
-            raise RequestError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408) from None
-        timeline = Timeline().stamped(Station.RECEIVED)
-        if len(body) <= LONG_BODY_BYTES:
-            return timeline, parse(body)
-        return timeline, await self._gateway.prompts.call(lambda: parse(body))
-
-    async def _answer(
-        self, request: web.Request, parsed: ParsedRequest, timeline: Timeline, response: Response
-    ) -> web.StreamResponse:
-        gateway = self._gateway
-        if parsed.sampling.grammar:
-            await gateway.grammars.check(parsed.sampling.grammar, parsed.grammar_param)
-        prompts = await gateway.prompts.build(parsed, gateway.limits)
-        timeline = timeline.stamped(Station.TOKENISED)
-        urgency = urgency_of(parsed.priority, parsed.service_tier, sent_key(request.headers))
-        namespace = gateway.tenants.namespace(api_key(request), parsed.cache_salt)
-        try:
-            response.start(prompts, namespace, timeline, urgency, partial(gateway.answer_parser, parsed))
-            if parsed.stream:
-                await response.wait_for_start()
-                return await self._stream(request, response)
-            body = await response.whole()
-            headers = {"Server-Timing": spell_timing(response.timeline)} | response.queue_headers
-            return web.Response(body=body, content_type="application/json", headers=headers)
-        except Unavailable as error:
-            error.headers = response.queue_headers
-            raise
-        finally:
-            response.close()
-
-    async def _stream(self, request: web.Request, response: Response) -> web.StreamResponse:
-        headers = _SSE_HEADERS | {"X-Request-Id": shown_request_id(request)} | response.queue_headers
-        stream = web.StreamResponse(headers=headers)
-        await stream.prepare(request)
-        try:
-            async with aclosing(response.events()) as events:
-                async for event in events:
-                    async with asyncio.timeout(CLIENT_STALL_S):
-                        await stream.write(event)
-            await stream.write_eof()
-        except (TimeoutError, ConnectionError):
-            # The client is gone or takes nothing; `close` ends its generations.
-            if request.transport is not None:
-                request.transport.abort()
-        return stream
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=encode_json(value), content_type="application/json")

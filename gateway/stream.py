@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
+from ..core.errors import RequestError
 from ..core.request import FinishReason, Urgency
 from ..core.timeline import Station, Timeline
 from ..vocab.tokenizer import Tokenizer
@@ -21,7 +22,7 @@ from .deltas import Delta, PieceParser, PlainText
 from .dispatcher import Dispatcher
 from .generation import Generation, Unavailable
 from .metrics import Metrics
-from .openai.answers import SSE_DONE, SSE_KEEP_ALIVE, Usage, answer_of, error_answer, sse
+from .openai.answers import Usage
 from .openai.formats import AnswerFormat
 from .openai.request import ParsedRequest
 from .prompts import Prompt
@@ -147,7 +148,7 @@ class Response:
         self._raise_error()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events up to [DONE]; what comes together is joined. An error becomes the last event."""
+        """Server-sent events to the end; what comes together is joined. An error becomes the last event."""
         try:
             if (place := self._place()) is not None:
                 yield self._tell(place)
@@ -157,14 +158,14 @@ class Response:
                 elif (comment := self._comment()) is not None:
                     yield comment
         except Unavailable as error:
-            yield sse(answer_of(error))
+            yield self._answer.failed(error)
             return
         except Exception:  # a bug here: the client must still be told, or it takes the cut for the end
             logger.exception("a stream failed")
-            yield sse(error_answer("the gateway failed to spell this answer", 500))
+            yield self._answer.failed(RequestError("the gateway failed to spell this answer", status=500))
             return
-        usage = self._answer.usage(usage_of(self._choices)) if self._request.include_usage else b""
-        yield usage + f": timing {spell_timing(self.timeline)}\n\n".encode() + SSE_DONE
+        timing = f": timing {spell_timing(self.timeline)}\n\n".encode()
+        yield timing + self._answer.end(usage_of(self._choices))
 
     def _spell(self, delta: Delta) -> bytes:
         choice = self._choices[delta.index]
@@ -172,12 +173,12 @@ class Response:
         parts = []
         if not choice.started:
             choice.started = True
-            parts.append(self._answer.first(delta.index))
+            parts.append(self._answer.first(delta.index, usage_of(self._choices)))
         # A token without text of its own is progress too.
         if delta.token_ids or delta.pieces or delta.echo is not None:
             parts.append(self._answer.delta(delta, usage))
         if delta.finish_reason is not None:
-            parts.append(self._answer.last(delta.index, delta.finish_reason, usage))
+            parts.append(self._answer.last(delta, usage))
         return b"".join(parts)
 
     def _usage_so_far(self) -> Usage | None:
@@ -204,7 +205,7 @@ class Response:
         """What to say when there is nothing to say; None: not yet."""
         place, quiet_s = self._place(), time.monotonic() - self._told_at
         if place is None:
-            return SSE_KEEP_ALIVE
+            return self._answer.keep_alive
         return self._tell(place) if place.position != self._told_position or quiet_s >= self._keep_alive_s else None
 
     def _tell(self, place: Place) -> bytes:

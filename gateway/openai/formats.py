@@ -6,9 +6,12 @@ from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
+from ...core.errors import RequestError
 from ...vocab.tokenizer import Tokenizer
 from ..deltas import Content, Delta, Echo, FinishedChoice, Piece, Reasoning, ScoredToken
 from .answers import (
+    SSE_DONE,
+    SSE_KEEP_ALIVE,
     AssistantMessage,
     ChatChoice,
     ChatChunkChoice,
@@ -24,6 +27,7 @@ from .answers import (
     ToolCall,
     ToolCallDelta,
     Usage,
+    answer_of,
     encode_json,
     sse,
 )
@@ -34,12 +38,14 @@ from .request import ParsedRequest
 class AnswerFormat(Protocol):
     """How one endpoint spells answers. All results are encoded JSON (whole) or SSE events (the others).
 
-    `usage`, for chunks: token counts so far, None when they are not asked for.
+    `usage`, for chunks: token counts so far, None when they are not asked for. `keep_alive`: what a quiet stream says.
     """
+
+    keep_alive: bytes
 
     def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes: ...
 
-    def first(self, index: int) -> bytes:
+    def first(self, index: int, usage: Usage) -> bytes:
         """What comes before the first text of a choice; may be empty."""
         ...
 
@@ -47,15 +53,23 @@ class AnswerFormat(Protocol):
         """What is new; its finish reason is told by `last`."""
         ...
 
-    def last(self, index: int, finish_reason: str, usage: Usage | None) -> bytes: ...
+    def last(self, delta: Delta, usage: Usage | None) -> bytes:
+        """Why a choice has ended: of its last delta."""
+        ...
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk after the last one of all choices."""
+    def end(self, usage: Usage) -> bytes:
+        """What follows when all choices have ended."""
+        ...
+
+    def failed(self, error: RequestError) -> bytes:
+        """The last event of a stream that could not be finished."""
         ...
 
 
 class _Base:
     """What all objects of one answer have in common."""
+
+    keep_alive = SSE_KEEP_ALIVE
 
     def __init__(self, answer_id: str, model: str, request: ParsedRequest, tokenizer: Tokenizer):
         self._id = answer_id
@@ -63,6 +77,7 @@ class _Base:
         self._created = int(time.time())
         self._tells_ids = request.return_token_ids
         self._tells_logprobs = request.tells_logprobs
+        self._includes_usage = request.include_usage
         self._tells_usage = request.include_usage or request.continuous_usage
         self._tier: str | UnsetType = UNSET if request.service_tier is None else request.service_tier
         self._speller = TokenSpeller(tokenizer, skip_special_tokens=request.rules.skip_special_tokens)
@@ -73,6 +88,9 @@ class _Base:
     def _usage(self, usage: Usage | None) -> Usage | UnsetType | None:
         """`usage: null` when counts come later, as OpenAI's chunks have it."""
         return usage if self._tells_usage else UNSET
+
+    def failed(self, error: RequestError) -> bytes:
+        return sse(answer_of(error))
 
 
 class CompletionFormat(_Base):
@@ -85,7 +103,7 @@ class CompletionFormat(_Base):
     def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
         return encode_json(self._answer([self._whole_choice(choice) for choice in choices], usage))
 
-    def first(self, index: int) -> bytes:
+    def first(self, index: int, usage: Usage) -> bytes:
         return b""
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
@@ -98,11 +116,12 @@ class CompletionFormat(_Base):
         choice = CompletionChoice(delta.index, text, logprobs, None, self._ids(delta.token_ids))
         return sse(self._answer([choice], self._usage(usage)))
 
-    def last(self, index: int, finish_reason: str, usage: Usage | None) -> bytes:
-        return sse(self._answer([CompletionChoice(index, "", None, finish_reason)], self._usage(usage)))
+    def last(self, delta: Delta, usage: Usage | None) -> bytes:
+        choice = CompletionChoice(delta.index, "", None, delta.finish_reason)
+        return sse(self._answer([choice], self._usage(usage)))
 
-    def usage(self, usage: Usage) -> bytes:
-        return sse(self._answer([], usage))
+    def end(self, usage: Usage) -> bytes:
+        return (sse(self._answer([], usage)) if self._includes_usage else b"") + SSE_DONE
 
     def _whole_choice(self, choice: FinishedChoice) -> CompletionChoice:
         logprobs: CompletionLogprobs | None = None
@@ -138,7 +157,7 @@ class ChatFormat(_Base):
             )
         )
 
-    def first(self, index: int) -> bytes:
+    def first(self, index: int, usage: Usage) -> bytes:
         return self._chunk(ChatChunkChoice(index, MessageDelta(role="assistant", content="")), None)
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
@@ -147,11 +166,11 @@ class ChatFormat(_Base):
         )
         return self._chunk(choice, usage)
 
-    def last(self, index: int, finish_reason: str, usage: Usage | None) -> bytes:
-        return self._chunk(ChatChunkChoice(index, MessageDelta(), None, finish_reason), usage)
+    def last(self, delta: Delta, usage: Usage | None) -> bytes:
+        return self._chunk(ChatChunkChoice(delta.index, MessageDelta(), None, delta.finish_reason), usage)
 
-    def usage(self, usage: Usage) -> bytes:
-        return sse(self._answer([], usage))
+    def end(self, usage: Usage) -> bytes:
+        return (sse(self._answer([], usage)) if self._includes_usage else b"") + SSE_DONE
 
     def _whole_choice(self, choice: FinishedChoice) -> ChatChoice:
         calls = [

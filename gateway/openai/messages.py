@@ -85,12 +85,13 @@ def _plain_call(call: MessageToolCall, at: str) -> dict[str, Any]:
         raise RequestError(f"{at}.type: only 'function' is supported", f"{at}.type")
     arguments = call.function.arguments
     if isinstance(arguments, str):
-        arguments = _decode_arguments(arguments, f"{at}.function.arguments")
+        arguments = decode_arguments(arguments, f"{at}.function.arguments")
     plain: dict[str, Any] = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
     return plain if call.id is None else plain | {"id": call.id}
 
 
-def _decode_arguments(text: str, param: str) -> dict[str, Any]:
+def decode_arguments(text: str, param: str) -> dict[str, Any]:
+    """Arguments of a call. Raises RequestError naming `param` when they are no object."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):  # invalid Unicode cannot be in it: the body was decoded

@@ -80,7 +80,10 @@ class RequestParser:
 
     def chat(self, body: bytes) -> ParsedRequest:
         """The body of POST /v1/chat/completions."""
-        fields = read_json(self._chat, body)
+        return self.chat_fields(read_json(self._chat, body))
+
+    def chat_fields(self, fields: ChatCompletionRequest) -> ParsedRequest:
+        """A chat request, however it came."""
         self.check_model(fields.model)
         refuse_unsupported(fields)
         if fields.top_logprobs and not fields.logprobs:

@@ -1,0 +1,101 @@
+"""Answering: from an HTTP request with a body to an HTTP response, whole or streamed; what all endpoints share."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
+
+from aiohttp import web
+
+from ..core.errors import RequestError
+from ..core.timeline import Station, Timeline
+from .gateway import Gateway
+from .generation import Unavailable
+from .keys import sent_key
+from .middleware import api_key, shown_request_id
+from .openai.answers import encode_json
+from .openai.formats import AnswerFormat
+from .openai.request import ParsedRequest
+from .stream import Response, spell_timing
+from .urgency import urgency_of
+
+BODY_TIMEOUT_S = 60.0  # for a body to arrive
+LONG_BODY_BYTES = 256 * 1024
+CLIENT_STALL_S = 120.0  # for a client to take what was written to it
+
+_T = TypeVar("_T")
+
+_SSE_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class Answering:
+    """Bound to one gateway."""
+
+    def __init__(self, gateway: Gateway):
+        self._gateway = gateway
+
+    async def receive(self, request: web.Request, parse: Callable[[bytes], _T]) -> tuple[Timeline, _T]:
+        """The body, parsed. Long ones are parsed on another thread, so that they hold nobody up."""
+        announced = request.content_length or 0
+        if announced > request.client_max_size:  # known before the body comes
+            raise web.HTTPRequestEntityTooLarge(request.client_max_size, announced)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                body = await request.read()
+        except TimeoutError:
+            raise RequestError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408) from None
+        timeline = Timeline().stamped(Station.RECEIVED)
+        if len(body) <= LONG_BODY_BYTES:
+            return timeline, parse(body)
+        return timeline, await self._gateway.prompts.call(lambda: parse(body))
+
+    async def answer(
+        self, request: web.Request, parsed: ParsedRequest, timeline: Timeline, format: AnswerFormat
+    ) -> web.StreamResponse:
+        """Has the request generated, and spelled by `format`."""
+        gateway = self._gateway
+        response = gateway.respond(format, parsed)
+        if parsed.sampling.grammar:
+            await gateway.grammars.check(parsed.sampling.grammar, parsed.grammar_param)
+        prompts = await gateway.prompts.build(parsed, gateway.limits)
+        timeline = timeline.stamped(Station.TOKENISED)
+        urgency = urgency_of(parsed.priority, parsed.service_tier, sent_key(request.headers))
+        namespace = gateway.tenants.namespace(api_key(request), parsed.cache_salt)
+        try:
+            response.start(prompts, namespace, timeline, urgency, partial(gateway.answer_parser, parsed))
+            if parsed.stream:
+                await response.wait_for_start()
+                return await self._stream(request, response)
+            body = await response.whole()
+            headers = {"Server-Timing": spell_timing(response.timeline)} | response.queue_headers
+            return web.Response(body=body, content_type="application/json", headers=headers)
+        except Unavailable as error:
+            error.headers = response.queue_headers
+            raise
+        finally:
+            response.close()
+
+    async def _stream(self, request: web.Request, response: Response) -> web.StreamResponse:
+        headers = _SSE_HEADERS | {"X-Request-Id": shown_request_id(request)} | response.queue_headers
+        stream = web.StreamResponse(headers=headers)
+        await stream.prepare(request)
+        try:
+            async with aclosing(response.events()) as events:
+                async for event in events:
+                    async with asyncio.timeout(CLIENT_STALL_S):
+                        await stream.write(event)
+            await stream.write_eof()
+        except (TimeoutError, ConnectionError):
+            # The client is gone or takes nothing; `close` ends its generations.
+            if request.transport is not None:
+                request.transport.abort()
+        return stream
+
+
+def json_answer(value: object) -> web.Response:
+    return web.Response(body=encode_json(value), content_type="application/json")
