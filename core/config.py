@@ -114,6 +114,7 @@ class GatewayConfig(msgspec.Struct, frozen=True):
     tpot_target_s: float | None = None
     is_elastic: bool = False  # workers' roles follow the load
     api_key_digests: tuple[str, ...] = ()  # SHA-256 of each key that is good; none: no key is asked for
+    batch_dir: str = ""  # where files and batches are kept, also over a restart; "": they are not served
     drain_timeout_s: float = 300.0  # how long accepted requests may take to finish after the first stop signal
     log_level: str = "info"
     debug: bool = False

@@ -77,10 +77,13 @@ async def serving(gateway: Gateway) -> AsyncIterator[Server]:
     running = asyncio.create_task(gateway.run())
     try:
         await _start(site, config)
+        await gateway.batches.resume()
         yield Server(runner.addresses[0][1], running)
     finally:
         gateway.dispatcher.stop("this server has been shut down")
+        await gateway.batches.stop()
         await runner.cleanup()
+        gateway.batches.close()
         running.cancel()
         await asyncio.wait([running])
         gateway.prompts.close()

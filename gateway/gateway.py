@@ -17,6 +17,7 @@ from ..vocab.model_config import load_model_config
 from ..vocab.tokenizer import Tokenizer
 from ..vocab.tool_format import HERMES
 from .admission import Admission
+from .batches.service import Batches
 from .cache_feed import CacheFeed
 from .cluster import Channel, Cluster
 from .deltas import PieceParser
@@ -86,6 +87,7 @@ class Gateway:
         check = SettingsCheck(self.membership, settings, self._placement.prompt_tokens)
         feed = CacheFeed(index, self.cluster.send)
         self.cluster.listeners += [feed, self.dispatcher, self.probe, self.roles, check]
+        self.batches = Batches(self, Path(config.batch_dir) if config.batch_dir else None)
         self._model_context = model.max_position_embeddings
 
     @property
@@ -112,8 +114,11 @@ class Gateway:
             tasks.create_task(self.probe.run())
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing new and let what runs finish; what has not by then gets an error."""
+        """Take nothing new and let what runs finish; what has not by then gets an error. Lines of batches can wait for
+        the next start.
+        """
         self.dispatcher.is_draining = True
+        await self.batches.stop()
         deadline = time.monotonic() + timeout_s
         while self.dispatcher.num_in_flight + self.dispatcher.num_queued and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)

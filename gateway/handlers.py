@@ -9,11 +9,13 @@ from aiohttp import web
 
 from .. import __version__
 from ..core.messages import FlushCache, Flushed, LedgerQuery, LedgerReport
+from .batches.handlers import batch_routes
 from .fleet import describe_fleet, describe_tuning
 from .gateway import Gateway
 from .openai.answers import Version, encode_json
 from .openai.schema import openapi
 from .openai_handlers import openai_routes
+from .responses_handlers import responses_routes
 from .role_handlers import role_routes
 
 
@@ -33,6 +35,8 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
         web.get("/metrics", handlers.metrics),
         *role_routes(gateway.roles),
         *openai_routes(gateway),
+        *responses_routes(gateway),
+        *batch_routes(gateway),
     ]
 
 

@@ -11,6 +11,11 @@ def digest_of(api_key: str) -> str:
     return hashlib.sha256(api_key.encode(errors="surrogateescape")).hexdigest()
 
 
+def owner_of(api_key: str) -> str:
+    """Whose something is that came with this key: what can be stored. Without keys all are one."""
+    return digest_of(api_key) if api_key else ""
+
+
 def sent_key(headers: Mapping[str, str]) -> str:
     """The key a request came with, as OpenAI's clients or Anthropic's send it; "" when there is none."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")

@@ -7,6 +7,7 @@ import secrets
 import msgspec
 
 from ..transfer.keys import ClusterKeys
+from .keys import owner_of
 
 
 class Tenants:
@@ -23,7 +24,11 @@ class Tenants:
         Without either, all clients share. A salt divides the requests of one key further, and cannot name anybody
         else's part: what a client sends only goes through a keyed digest, together with the key.
         """
-        if not api_key and cache_salt is None:
+        return self.namespace_of(owner_of(api_key), cache_salt)
+
+    def namespace_of(self, owner: str, cache_salt: str | None) -> str:
+        """As `namespace`, where the key is not at hand but who its owner is (see keys.py)."""
+        if not owner and cache_salt is None:
             return self._model_digest
-        who = msgspec.json.encode([api_key, cache_salt])
+        who = msgspec.json.encode([owner, cache_salt])
         return f"{self._model_digest}.{hmac.new(self._secret, who, hashlib.sha256).hexdigest()[:32]}"

@@ -34,3 +34,8 @@ def urgency_of(priority: int, tier: str | None, api_key: str) -> Urgency:
     _, num_higher, is_batch = _TIERS[tier or "default"]
     key = hashlib.sha256(api_key.encode(errors="surrogateescape")).hexdigest()[:_KEY_DIGITS] if api_key else ""
     return Urgency(max(priority + DEFAULT_PRIORITY - num_higher, 0), key, is_batch)
+
+
+def batch_urgency(priority: int, owner: str) -> Urgency:
+    """Of a line of a batch; `owner` as in keys.py, so that one who sends batches and requests shares as one."""
+    return Urgency(priority + DEFAULT_PRIORITY, owner[:_KEY_DIGITS], is_batch=True)

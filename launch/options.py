@@ -107,6 +107,9 @@ class GatewayFlags:
     join_address: str = "127.0.0.1:0"
     "HOST:PORT at which workers of other hosts join."
 
+    batch_dir: str = "auto"
+    "Folder for /v1/files and /v1/batches; auto: a folder for this model and port in Baton's cache. none: not served."
+
     api_key: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "A key that clients must send, or @FILE with a key a line; may be repeated. None: anybody may ask."
 

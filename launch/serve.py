@@ -15,6 +15,7 @@ from ..transfer.keys import ClusterKeys
 from ..vocab.progress import default_progress
 from ..vocab.source import default_cache_dir, resolve_model
 from .api_keys import read_api_keys
+from .batch_folder import batch_folder
 from .child_process import ChildSpec, child_spec
 from .compute import Compute, obstacles, require_nccl_pairs, resolve_compute, resolve_device, resolve_gateway_dtype
 from .machine import Machine, describe_machine
@@ -39,7 +40,7 @@ from .resolve import require_weights_fit, resolve_engine
 from .run_dir import run_directory
 from .start_table import curl_line, join_line, url_of, write_start_table
 from .supervisor import Supervisor
-from .topology import Cluster, gateway_config, local_worker_configs, require_topology, ring_size, worker_places
+from .topology import Clients, Cluster, gateway_config, local_worker_configs, require_topology, ring_size, worker_places
 from .worker_report import WorkerReport, memory_lines, read_reports, table_row
 
 READY_TIMEOUT_S = 600.0
@@ -82,8 +83,9 @@ def serve(model: str | None, pools: PoolFlags, engine: EngineFlags, gateway: Gat
         ClusterKeys.create(key_file)
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
         configs = local_worker_configs(cluster, facts, resolved, workers)
+        clients = Clients(api_keys, batch_folder(gateway.batch_dir, cluster.served_model, http.port))
         specs = (
-            child_spec(gateway_config(cluster, facts, compute.dtype, pools.prefill, pools.decode, options, api_keys)),
+            child_spec(gateway_config(cluster, facts, compute.dtype, pools.prefill, pools.decode, options, clients)),
             *(child_spec(config) for config in configs),
         )
         run_plan(Plan(cluster, specs, model, "/ready", READY_TIMEOUT_S, api_keys))
@@ -128,7 +130,8 @@ def serve_gateway(
         if not key_file.exists():
             ClusterKeys.create(key_file)
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
-        config = gateway_config(cluster, facts, dtype, 0, 1, options, api_keys)
+        clients = Clients(api_keys, batch_folder(gateway.batch_dir, cluster.served_model, http.port))
+        config = gateway_config(cluster, facts, dtype, 0, 1, options, clients)
         # Its readiness is up to workers that others start, so the table appears when it answers at all.
         run_plan(Plan(cluster, (child_spec(config),), model, "/health", READY_TIMEOUT_S, api_keys))
 

@@ -37,6 +37,13 @@ class Cluster(msgspec.Struct, frozen=True):
         return (f"ipc://{Path(self.run_dir) / 'gateway.sock'}", f"tcp://{self.join.text}")
 
 
+class Clients(msgspec.Struct, frozen=True):
+    """What a gateway knows of those it serves: their keys (none: anybody may ask), and the folder of their batches."""
+
+    api_keys: tuple[str, ...] = ()
+    batch_dir: str = ""
+
+
 class WorkerPlace(msgspec.Struct, frozen=True):
     """One worker to start, and its part of a card; None: it computes on the CPU."""
 
@@ -64,8 +71,9 @@ def gateway_config(
     num_prefill: int,
     num_decode: int,
     options: EngineOptions,
-    api_keys: Sequence[str] = (),
+    clients: Clients | None = None,
 ) -> GatewayConfig:
+    clients = clients or Clients()
     return GatewayConfig(
         gateway_id="gateway-0",
         served_model=cluster.served_model,
@@ -81,7 +89,8 @@ def gateway_config(
         ttft_target_s=options.ttft_target_s,
         tpot_target_s=options.tpot_target_s,
         is_elastic=options.is_elastic,
-        api_key_digests=tuple(map(digest_of, api_keys)),
+        api_key_digests=tuple(map(digest_of, clients.api_keys)),
+        batch_dir=clients.batch_dir,
         log_level=cluster.log_level,
         debug=cluster.debug,
     )

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from ... import __version__
+from ..batches import objects as batches
 from . import answers, fields
 
 _REF = "#/components/schemas/{name}"
@@ -23,6 +24,12 @@ _STRUCTS: tuple[type[msgspec.Struct], ...] = (
     answers.Detokenized,
     answers.Version,
     answers.ErrorAnswer,
+    batches.FileObject,
+    batches.FileList,
+    batches.FileDeleted,
+    batches.BatchRequest,
+    batches.Batch,
+    batches.BatchList,
 )
 # What any path may answer, and what those with a body may answer besides.
 _ANYWHERE = {
@@ -39,6 +46,21 @@ _WITH_BODY = {
     429: "Too many requests wait; see Retry-After.",
 }
 _OBJECT = {"type": "object"}
+_UPLOAD = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["purpose", "file"],
+                "properties": {
+                    "purpose": {"enum": ["batch"]},
+                    "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+                },
+            }
+        }
+    },
+}
 
 
 @cache
@@ -69,6 +91,7 @@ def _paths() -> dict[str, Any]:
         "/v1/chat/completions": {
             "post": _post("Answer messages.", fields.ChatCompletionRequest, answers.ChatCompletion, is_streamed=True)
         },
+        **_batch_paths(),
         "/tokenize": {"post": _post("The tokens of a prompt.", fields.TokenizeRequest, answers.Tokenized)},
         "/detokenize": {"post": _post("The text of tokens.", fields.DetokenizeRequest, answers.Detokenized)},
         "/version": {"get": _get("Baton's version.", _ref(answers.Version))},
@@ -85,6 +108,45 @@ def _paths() -> dict[str, Any]:
         "/flush_cache": {"post": _get("Forget all cached prefixes.", _OBJECT, not_yet=_OBJECT)},
         "/metrics": {"get": _operation("Series for Prometheus.", {"text/plain": {"schema": {"type": "string"}}}, {})},
     }
+
+
+def _batch_paths() -> dict[str, Any]:
+    page = [_in_query("limit", {"type": "integer", "minimum": 1}), _in_query("after", {"type": "string"})]
+    listing = {400: "The page is wrong; `param` names the field."}
+    order = _in_query("order", {"enum": ["asc", "desc"]})
+    files = _operation("Your files.", _json(_ref(batches.FileList)), listing)
+    found = _operation("Your batches.", _json(_ref(batches.BatchList)), listing)
+    bytes_ = {"application/octet-stream": {"schema": {"type": "string"}}}
+    cancel = _operation("Cancel a batch.", _json(_ref(batches.Batch)), {409: "It is over."})
+    return {
+        "/v1/files": {
+            "post": _operation("Keep a file.", _json(_ref(batches.FileObject)), _WITH_BODY) | {"requestBody": _UPLOAD},
+            "get": files | {"parameters": [*page, order, _in_query("purpose", {"type": "string"})]},
+        },
+        "/v1/files/{file_id}": {
+            "get": _get("One file.", _ref(batches.FileObject)) | {"parameters": [_in_path("file_id")]},
+            "delete": _get("Delete a file.", _ref(batches.FileDeleted)) | {"parameters": [_in_path("file_id")]},
+        },
+        "/v1/files/{file_id}/content": {
+            "get": _operation("Its bytes.", bytes_, {}) | {"parameters": [_in_path("file_id")]}
+        },
+        "/v1/batches": {
+            "post": _post("Run the lines of a file.", batches.BatchRequest, batches.Batch),
+            "get": found | {"parameters": [*page, order]},
+        },
+        "/v1/batches/{batch_id}": {
+            "get": _get("One batch.", _ref(batches.Batch)) | {"parameters": [_in_path("batch_id")]}
+        },
+        "/v1/batches/{batch_id}/cancel": {"post": cancel | {"parameters": [_in_path("batch_id")]}},
+    }
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _in_query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema}
 
 
 def _get(summary: str, schema: dict[str, Any], not_yet: dict[str, Any] | None = None) -> dict[str, Any]:

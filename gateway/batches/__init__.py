@@ -1,0 +1,1 @@
+"""Files and batches: many requests in one file, run beside live traffic, and kept over a restart."""
