@@ -175,7 +175,7 @@ class _Measure:
             logits = runner.logits(hidden[:1].expand(len(rows), -1))
             self._sampler.launch(logits, rows).token_ids()
             vocab_size = logits.shape[1]
-            scored = rows_per_slice(vocab_size)
+            scored = min(rows_per_slice(vocab_size), num_tokens)
             launch_scores(runner, self._sampler, hidden[:1].expand(scored, -1), [0] * scored, 1, vocab_size)
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_reserved(self._device) - before

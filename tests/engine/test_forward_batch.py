@@ -39,7 +39,7 @@ def chunk_lists(draw: st.DrawFn) -> tuple[list[Chunk], int]:
         kind = draw(st.sampled_from([list, tuple, lambda ids: array("i", ids)]))
         is_decode = len(tokens) == 1 and draw(st.booleans())
         slot = draw(st.integers(-1, 5)) if is_decode else -1
-        chunks.append(Chunk(tokens, start, kind(table), draw(st.booleans()), is_decode, slot))
+        chunks.append(Chunk(tokens, start, kind(table), draw(st.booleans()), is_decode, slot, draw(st.booleans())))
     return sorted(chunks, key=lambda chunk: not chunk.is_decode), block_size
 
 
@@ -60,7 +60,9 @@ def test_equals_the_naive_model(drawn: tuple[list[Chunk], int]) -> None:
             row += 1
         assert batch.context_lens[s] == chunk.start + len(chunk.token_ids)
         assert batch.block_tables[s].tolist() == list(chunk.block_table[: -(-batch.context_lens[s] // block_size)])
-        if chunk.wants_hidden:
+        if chunk.wants_every_hidden:
+            wanted += range(row - len(chunk.token_ids), row)
+        elif chunk.wants_hidden:
             wanted.append(row - 1)
     assert batch.num_tokens == batch.cu_seqlens[-1] == len(batch.input_ids) == row
     assert batch.output_rows.tolist() == wanted
