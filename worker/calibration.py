@@ -19,7 +19,7 @@ from ..core.step_cost import StepCost, StepShape
 from ..engine.forward_batch import Chunk, build_forward_batch
 from ..engine.launched import LaunchedTokens, LayerProgress
 from ..engine.sampler import SamplingRow
-from .trials import MOST_S, Trial, TrialLimits, is_over, is_worth_its_time, trials, warmups
+from .trials import SLOW_S, Trial, TrialLimits, is_over, is_worth_its_time, trials, warmups
 from .workbench import Workbench
 
 logger = logging.getLogger(__name__)
@@ -56,19 +56,23 @@ def calibrate(bench: Workbench, clock: Callable[[], float] = time.monotonic) -> 
     limits = limits_of(bench.config, bench.info.num_blocks, bench.info.context_length)
     with _scratch_blocks(bench, limits) as block_ids:
         steps = _TrialSteps(bench, block_ids, clock)
-        planned = list(trials(limits))
-        # A device with a compiler of its own makes kernels for the shapes that it meets.
-        for trial in [*warmups(limits), *(planned if bench.engine.overlaps else ())]:
-            if clock() - began > MOST_S:
-                logger.debug("steps are too slow to be measured before there are requests")
-                return
+        smallest = warmups(limits)
+        for trial in smallest:
             steps.run(trial)
+        warm_at = clock()
+        for trial in smallest:
+            steps.run(trial, bench.steps.tried)
         steps.finish()
-        for trial in planned:
+        if clock() - warm_at > SLOW_S:
+            logger.debug("steps are too slow to be measured before there are requests")
+            return
+        for trial in trials(limits):
             cost = bench.steps.cost
             if is_over(clock() - began, cost, limits):
                 break
             if is_worth_its_time(trial, cost):
+                if bench.engine.overlaps:  # a device whose kernels are compiled, or tuned, when a shape comes first
+                    steps.run(trial)
                 steps.run(trial, bench.steps.tried)
         steps.finish()
     if (learned := bench.steps.learned) is not None:

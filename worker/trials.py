@@ -17,6 +17,7 @@ from ..core.step_cost import StepCost, StepShape, chunk_products
 
 GOAL_S = 1.2  # trials take about so long, when that is enough for all to be known
 MOST_S = 4.0  # and on a device that is too slow for that at most so long
+SLOW_S = 2.0  # a device that needs so long for the three smallest is not measured
 NUM_ROUNDS = 8  # of trials, on a device that is fast
 SCRATCH_TOKENS = 2048
 _LONGEST = 0.125  # of the goal, that one step may take
@@ -71,7 +72,9 @@ class TrialLimits:
 
 
 def warmups(limits: TrialLimits) -> list[Trial]:
-    """The smallest trials, one of each kind: the first steps of a process take longer than any later one."""
+    """The smallest trials, one of each kind. The first steps of a process take longer than any later one: run these
+    twice, and learn from the second time.
+    """
     found = [_prompt(limits, 0.0, 0.0), _decode(limits, 0.0, 0.0), _mixed(limits, 0.0, 0.0)]
     return [trial for trial in found if trial is not None]
 
