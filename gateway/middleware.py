@@ -9,11 +9,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from ..core.errors import RequestError
+from .anthropic.answers import MESSAGES_PATH, anthropic_error
 from .dispatcher import Dispatcher
 from .generation import Unavailable
 from .keys import ApiKeys
 from .metrics import Metrics
-from .anthropic.answers import MESSAGES_PATH, anthropic_error
 from .openai.answers import answer_of, encode_json
 
 _WORK = "/v1/"  # paths below it make tokens when they are posted to

@@ -28,6 +28,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
+    "background": (False,),
+    "context_management": ([],),
+    "truncation": ("disabled",),
+    "verbosity": ("medium",),
+    "effort": ("medium",),
+    "summary": ("auto",),
+    "mcp_servers": ([],),
 }
 _WHY = {"chat_template": "a request never brings its own chat template; the model's is used. Leave it out"}
 
@@ -42,6 +49,11 @@ def refuse_unsupported(fields: msgspec.Struct, at: str = "") -> None:
         if value is not None and not any(_same(value, neutral) for neutral in _NEUTRAL.get(name, ())):
             reason = _WHY.get(name, "not supported; leave it out")
             raise RequestError(f"{at}{name}: {reason}", f"{at}{name}", "unsupported_parameter")
+
+
+def passing_values(name: str) -> list[Any]:
+    """What a refused field of this name may hold."""
+    return [None, *_NEUTRAL.get(name, ())]
 
 
 @cache
