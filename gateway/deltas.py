@@ -73,7 +73,7 @@ class Echo(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What is new of one choice. `stop`: the stop string that ended it. `stopped_early`: its worker does not know that."""
+    """What is new of one choice. `stop`: the stop string that ended it; `stopped_early`: its worker does not know."""
 
     index: int
     pieces: list[Piece]
