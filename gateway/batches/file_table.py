@@ -111,10 +111,12 @@ class FileTable:
         else:
             self._remove(file_id)
 
-    def release(self, file_id: str) -> None:
-        """No batch uses it any more: if it was deleted meanwhile, its bytes go too."""
-        row = self._connection.execute("SELECT 1 FROM files WHERE id = ? AND is_deleted", (file_id,)).fetchone()
-        if row is not None:
+    def release(self) -> None:
+        """A batch has ended: deleted files that no other reads lose their bytes too."""
+        rows = self._connection.execute(
+            "SELECT id FROM files WHERE is_deleted AND id NOT IN (SELECT input_file_id FROM batches WHERE NOT is_over)"
+        ).fetchall()
+        for (file_id,) in rows:
             self._remove(file_id)
 
     def _remove(self, file_id: str) -> None:
@@ -124,9 +126,7 @@ class FileTable:
 
     def remove_rubbish(self) -> None:
         """What a gateway that was killed left half done."""
-        self._connection.execute(
-            "DELETE FROM files WHERE is_deleted AND id NOT IN (SELECT input_file_id FROM batches WHERE NOT is_over)"
-        )
+        self.release()
         known = {file_id for (file_id,) in self._connection.execute("SELECT id FROM files")}
         for path in self._folder.iterdir():
             if path.name not in known:

@@ -41,7 +41,7 @@ class Finisher:
             tables.files.drop(self._output_id)
             tables.files.drop(self._error_id)
             raise
-        tables.files.release(tables.batches.known(self._batch_id).input_file_id)
+        tables.files.release()
 
     def _end_batch(self, tables: Tables, has_outputs: bool, has_errors: bool) -> None:
         batch = tables.batches.known(self._batch_id)

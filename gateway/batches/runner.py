@@ -30,6 +30,7 @@ from .results import LineResult, answered, refused
 from .validation import Validator, read_body
 
 MAX_IN_FLIGHT = 64  # lines of all batches; batches take turns
+MAX_FAILURES = 6  # of workers, at one line
 _FETCHED_LINES = 64
 _LONGEST_RETRY_S = 60.0
 _TROUBLE_PAUSE_S = 10.0  # before a batch is taken up again that met a bug, or a full disk
@@ -69,8 +70,8 @@ class BatchRunner:
             self.start(owner, batch.id)
 
     def start(self, owner: str, batch_id: str) -> None:
-        """A batch that is in the database and has nobody yet."""
-        if self._is_stopped:
+        """A batch that is in the database; nothing happens when it is seen to already."""
+        if self._is_stopped or batch_id in self._batches:
             return
         task = asyncio.create_task(self._see_through(owner, batch_id))
         self._batches[batch_id] = task
@@ -159,11 +160,8 @@ class BatchRunner:
             return not validator.is_done
 
         validator = await self._database.call(begin)
-        try:
-            while await self._database.call(step):
-                pass
-        finally:
-            self._database.call_soon(lambda tables: validator.close())
+        while await self._database.call(step):
+            pass
         return await self._database.call(lambda tables: self._validated(tables, batch.id, validator))
 
     def _validated(self, tables: Tables, batch_id: str, validator: Validator) -> Batch:
@@ -173,7 +171,7 @@ class BatchRunner:
         batch = self._move(tables, batch_id, Status.FAILED, errors=LineErrors(validator.errors))
         if batch.status is Status.FAILED:
             tables.lines.clear(batch_id)
-            tables.files.release(batch.input_file_id)
+            tables.files.release()
         return batch
 
     # ---- in progress -------------------------------------------------------------------------------------------------
@@ -209,15 +207,19 @@ class BatchRunner:
         await self._database.call(lambda tables: record(tables, batch.id, line.number, result))
 
     async def _answer(self, owner: str, batch: Batch, request_id: str, body: bytes) -> bytes:
-        """Overload and missing workers are waited for, as the answer to an HTTP client would ask."""
+        """Overload and missing workers are waited for as long as HTTP clients are asked to. A line that workers take
+        and fail again and again may be what they fail at: that has an end.
+        """
+        num_failures = 0
         while True:
             try:
                 return await self._answerer.answer(batch.endpoint, owner, request_id, body)
             except Unavailable as error:
-                if error.status not in _UNAVAILABLE:
+                num_failures += error.retry_after is None
+                if error.status not in _UNAVAILABLE or num_failures > MAX_FAILURES:
                     raise
-                pause_s = min(error.retry_after or 1, _LONGEST_RETRY_S)
-            await asyncio.sleep(pause_s)
+                pause_s = 2.0**num_failures if error.retry_after is None else error.retry_after
+            await asyncio.sleep(min(pause_s, _LONGEST_RETRY_S))
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 Bodies are not looked into beyond what concerns the batch: a wrong one costs its own line, when that runs.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +20,7 @@ MAX_CUSTOM_ID = 512
 MAX_ERRORS = 100  # told of one file
 _STEP_LINES, _STEP_BYTES = 256, 1024 * 1024  # other callers of the database wait this long for it
 _LONGEST_COMPLAINT = 200
+_FIELD = re.compile(r"missing required field `(\w+)`|at `\$\.(\w+)")
 
 
 class _Line(msgspec.Struct):
@@ -45,7 +47,8 @@ class Validator:
         add: Callable[[Line], bool],
         check_model: Callable[[str | None], None],
     ):
-        self._file = path.open("rb")
+        self._path = path
+        self._position = 0  # bytes that have been read
         self._endpoint = endpoint
         self._longest_line = longest_line
         self._add = add
@@ -57,18 +60,17 @@ class Validator:
 
     def step(self) -> None:
         """The next few lines."""
-        start = self._file.tell()
-        for _ in range(_STEP_LINES):
-            if self.is_done or self._file.tell() - start > _STEP_BYTES:
-                return
-            self._next_line()
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            for _ in range(_STEP_LINES):
+                if self.is_done or file.tell() - self._position > _STEP_BYTES:
+                    break
+                self._next_line(file)
+            self._position = file.tell()
 
-    def close(self) -> None:
-        self._file.close()
-
-    def _next_line(self) -> None:
-        start = self._file.tell()
-        text = self._file.readline(self._longest_line + 1)
+    def _next_line(self, file: BinaryIO) -> None:
+        start = file.tell()
+        text = file.readline(self._longest_line + 1)
         if not text:
             if not self.num_lines and not self.errors:
                 self._complain("empty_file", "the file has no lines: write one request a line", None, None)
@@ -146,6 +148,5 @@ def _bounded(error: Exception) -> str:
 
 
 def _field_of(error: msgspec.ValidationError) -> str | None:
-    """The field a complaint names: "... - at `$.url`", or "missing required field `url`"."""
-    quoted = str(error).split("`")
-    return quoted[-2].removeprefix("$.") if len(quoted) > 2 else None
+    found = _FIELD.search(str(error))
+    return found[1] or found[2] if found else None
