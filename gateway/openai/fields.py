@@ -16,7 +16,8 @@ MAX_CHOICES = 128
 MAX_COMPLETION_LOGPROBS = 5
 MAX_CHAT_LOGPROBS = 20
 
-Refused = Annotated[Any, Meta(description="Known, and not supported: only values that ask for nothing pass.")]
+REFUSED = "Known, and not supported: only values that ask for nothing pass."
+Refused = Annotated[Any, Meta(description=REFUSED)]
 
 TokenIds = list[Annotated[int, Meta(ge=0)]]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -38,6 +39,14 @@ _Prompt = Annotated[
 ]
 
 
+# Which words there are is checked by the parser, whose errors say more than the decoder's.
+_Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant", "tool"]})]
+_FormatType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "json_object", "json_schema"]})]
+_Function = Annotated[str, Meta(extra_json_schema={"enum": ["function"]})]
+_PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text"]})]
+_ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["none", "auto", "required"]})]
+
+
 class StreamOptions(msgspec.Struct):
     """`include_usage`: one more chunk at the end. `continuous_usage_stats`: counts so far with every chunk."""
 
@@ -57,7 +66,7 @@ class JsonSchemaFormat(msgspec.Struct):
 class ResponseFormat(msgspec.Struct):
     """`type`: text, json_object or json_schema."""
 
-    type: str
+    type: _FormatType
     json_schema: JsonSchemaFormat | None = None
 
 
@@ -131,7 +140,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
 class CompletionRequest(CommonFields, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: _Prompt = None
+    prompt: _Prompt
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     echo: bool | None = None
@@ -147,7 +156,7 @@ class CompletionRequest(CommonFields, kw_only=True):
 
 
 class ContentPart(msgspec.Struct):
-    type: str
+    type: _PartType
     text: str | None = None
 
 
@@ -161,11 +170,11 @@ class CalledFunction(msgspec.Struct):
 class MessageToolCall(msgspec.Struct):
     function: CalledFunction
     id: str | None = None
-    type: str = "function"
+    type: _Function = "function"
 
 
 class ChatMessage(msgspec.Struct):
-    role: str
+    role: _Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
@@ -186,7 +195,7 @@ class FunctionDefinition(msgspec.Struct):
 
 class ToolDefinition(msgspec.Struct):
     function: FunctionDefinition
-    type: str = "function"
+    type: _Function = "function"
 
 
 class NamedFunction(msgspec.Struct):
@@ -195,7 +204,7 @@ class NamedFunction(msgspec.Struct):
 
 class NamedTool(msgspec.Struct):
     function: NamedFunction
-    type: str = "function"
+    type: _Function = "function"
 
 
 class ChatCompletionRequest(CommonFields, kw_only=True):
@@ -210,13 +219,14 @@ class ChatCompletionRequest(CommonFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: str | NamedTool | None = None
+    tool_choice: _ToolChoice | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
     best_of: Refused = None
     echo: Refused = None
     suffix: Refused = None
     documents: Refused = None
+    web_search_options: Refused = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

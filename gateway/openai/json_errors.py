@@ -16,6 +16,11 @@ _MISSING = re.compile(r"missing required field `(\w+)`")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 # Fields whose whole range is worth telling: the decoder names only the bound that was passed.
 _RANGES = {"priority": f"must be a whole number from {PRIORITIES[0]} (first) to {PRIORITIES[1]} (last), 0 is usual"}
+# What to send where a body has not what it is about.
+_HINTS = {
+    "prompt": ": send a text, a list of texts, or token ids",
+    "messages": ": send a list of objects, each with a role and a content",
+}
 
 _T = TypeVar("_T")
 
@@ -55,7 +60,7 @@ def refuse_invalid(error: msgspec.ValidationError, prefix: str = "") -> NoReturn
     missing = _MISSING.search(text)
     if missing:
         path = f"{path}.{missing[1]}" if path else missing[1]
-        message = f"{path} is missing"
+        message = f"{path} is missing{_HINTS.get(path, '')}"
     else:
         reason = _RANGES.get(path) or bounded(_PATH.sub("", text))
         message = f"{path}: {reason[0].lower()}{reason[1:]}" if path else f"the body: {reason[0].lower()}{reason[1:]}"

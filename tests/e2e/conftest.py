@@ -35,3 +35,13 @@ def serve(serving: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Call
 @pytest.fixture(scope="session")
 def make_oracle() -> ModuleType:
     return _load(TESTS.parent / "scripts" / "make_oracle.py")
+
+
+@pytest.fixture(scope="session")
+def features() -> ModuleType:
+    return _load(Path(__file__).with_name("features.py"))
+
+
+@pytest.fixture(scope="session")
+def fuzzing() -> ModuleType:
+    return _load(Path(__file__).with_name("fuzz.py"))

@@ -39,7 +39,9 @@ def joined(chunks: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
     message: dict[str, Any] = {"content": "", "tool_calls": []}
     for choice in (choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index):
         message["content"] += choice["delta"].get("content") or ""
-        for call in choice["delta"].get("tool_calls", ()):
+        calls = choice["delta"].get("tool_calls", [])
+        assert len({call["index"] for call in calls}) == len(calls)  # some clients take the last one of each only
+        for call in calls:
             if call["index"] == len(message["tool_calls"]):
                 assert call["type"] == "function"
                 message["tool_calls"].append({"id": call["id"], "type": "function", "function": call["function"]})
