@@ -6,19 +6,28 @@ frame that does not decode to exactly one of these types is dropped. `MAX_FRAME_
 
 Who says what to whom:
 
-    worker -> gateway   Hello Beat Status Tuned Goodbye TokenChunk RequestFailed CacheUpdate CacheSnapshot LedgerReport
-                        Flushed
+    worker -> gateway   Hello Beat Status Tuned Goodbye TokenChunk TokenChunks RequestFailed CacheUpdate
+                        CacheSnapshot LedgerReport Flushed
     gateway -> worker   Welcome Refused WhoAreYou Beat PeerJoined PeerLeft  GenerateRequest PrefillRequest AbortRequest
                         CacheSnapshotQuery LedgerQuery FlushCache SetRoles Drain
     worker -> worker    RingOffer RingGone GroupKey KVGrant KVPiece KVCredit KVProgress KVCommit KVAbort
 """
 
 from enum import StrEnum
-from typing import Annotated
 
 import msgspec
 
 from .cache_events import CacheEvent
+from .handover_messages import GroupKey as GroupKey
+from .handover_messages import KVAbort as KVAbort
+from .handover_messages import KVCommit as KVCommit
+from .handover_messages import KVCredit as KVCredit
+from .handover_messages import KVGrant as KVGrant
+from .handover_messages import KVPiece as KVPiece
+from .handover_messages import KVProgress as KVProgress
+from .handover_messages import RingGone as RingGone
+from .handover_messages import RingOffer as RingOffer
+from .handover_messages import Wire
 from .ledger import Ledger
 from .queueing import FCFS, QueuePolicy
 from .request import FinishReason, Request, TokenLogprobs, Urgency
@@ -27,12 +36,6 @@ from .timeline import Timeline
 from .tuner_event import TunerEvent
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-MAX_GROUP_KEY_CHARACTERS = 256
-MAX_GROUP_VALUE_BYTES = 16 * 1024
-
-
-class _Wire(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Base of all messages: the type's name is the tag."""
 
 
 # ---- who is who ------------------------------------------------------------------------------------------------
@@ -88,26 +91,26 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 # ---- membership ------------------------------------------------------------------------------------------------
 
 
-class Hello(_Wire, frozen=True):
+class Hello(Wire, frozen=True):
     info: WorkerInfo
 
 
-class Welcome(_Wire, frozen=True):
+class Welcome(Wire, frozen=True):
     gateway: NodeRef
     peers: list[WorkerInfo]
 
 
-class Refused(_Wire, frozen=True):
+class Refused(Wire, frozen=True):
     """The worker does not fit (other model, layout, a name in use); it shows `reason` and ends."""
 
     reason: str
 
 
-class WhoAreYou(_Wire, frozen=True):
+class WhoAreYou(Wire, frozen=True):
     """The gateway does not know this incarnation (it restarted, or dropped it): say Hello again."""
 
 
-class Beat(_Wire, frozen=True):
+class Beat(Wire, frozen=True):
     """Sent each second from a thread of its own, so a long forward pass does not look like death."""
 
     sequence: int
@@ -117,7 +120,7 @@ class Beat(_Wire, frozen=True):
 STATUS_INTERVAL_S = 0.05  # between two of one worker, at least, while it is busy
 
 
-class Status(_Wire, frozen=True):
+class Status(Wire, frozen=True):
     """A worker's load after a step that changed it; the router and /metrics read it."""
 
     num_waiting: int
@@ -135,45 +138,47 @@ class Status(_Wire, frozen=True):
     num_kv_bytes_sent: int
     num_kv_bytes_received: int
     num_handover_failures: int  # hand-overs that ended in local computation
-    transports: dict[str, str] = {}  # peer's node id |-> how its KV comes here: of the ring that is there, or would be
+    # peer's node id |-> how its KV comes here: of the ring that is there, or would be
+    transports: dict[str, str] = msgspec.field(default_factory=dict)
     step_cost: StepCost | None = None  # as learned so far
     steps: StepTotals = StepTotals()
-    settings: dict[str, int] = {}  # what tuners choose, or the user fixed: "token budget", "cap" ...
+    # what tuners choose, or the user fixed: "token budget", "cap" ...
+    settings: dict[str, int] = msgspec.field(default_factory=dict)
     roles: tuple[Role, ...] = ()  # what gateways may give it requests for now; what it has accepted it finishes anyway
 
 
-class Tuned(_Wire, frozen=True):
+class Tuned(Wire, frozen=True):
     """The worker has changed settings by itself; /tuner shows the last ones."""
 
     events: list[TunerEvent]
 
 
-class Goodbye(_Wire, frozen=True):
+class Goodbye(Wire, frozen=True):
     """The worker has drained and leaves."""
 
 
-class PeerJoined(_Wire, frozen=True):
+class PeerJoined(Wire, frozen=True):
     info: WorkerInfo
 
 
-class PeerLeft(_Wire, frozen=True):
+class PeerLeft(Wire, frozen=True):
     ref: NodeRef
 
 
-class SetRoles(_Wire, frozen=True):
+class SetRoles(Wire, frozen=True):
     """Gateway to worker: be given requests for these roles from now on; its next Status says so to all gateways."""
 
     roles: tuple[Role, ...]
 
 
-class Drain(_Wire, frozen=True):
+class Drain(Wire, frozen=True):
     """Finish what is running, take nothing new, say Goodbye."""
 
 
 # ---- requests --------------------------------------------------------------------------------------------------
 
 
-class GenerateRequest(_Wire, frozen=True):
+class GenerateRequest(Wire, frozen=True):
     """To the decode worker. `prefill` names the worker that computes the prompt; None: compute it here.
 
     `num_returned_tokens`: the decode worker's cache knows so much more of the prompt than that of the prefill worker
@@ -185,7 +190,7 @@ class GenerateRequest(_Wire, frozen=True):
     num_returned_tokens: int = 0
 
 
-class PrefillRequest(_Wire, frozen=True):
+class PrefillRequest(Wire, frozen=True):
     """To the prefill worker, sent at the same time as GenerateRequest. Knows nothing of sampling."""
 
     request_id: str
@@ -196,7 +201,7 @@ class PrefillRequest(_Wire, frozen=True):
     urgency: Urgency = Urgency()
 
 
-class AbortRequest(_Wire, frozen=True):
+class AbortRequest(Wire, frozen=True):
     """`choice`: only this one is not wanted any more; None: none of them."""
 
     request_id: str
@@ -204,7 +209,7 @@ class AbortRequest(_Wire, frozen=True):
     choice: int | None = None
 
 
-class TokenChunk(_Wire, frozen=True):
+class TokenChunk(Wire, frozen=True):
     """Tokens `[index, index + len(token_ids))` of the output of one choice.
 
     `num_cached_tokens` and `timeline` come with the first chunk of each choice, `finish_reason` with the last.
@@ -223,7 +228,13 @@ class TokenChunk(_Wire, frozen=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
-class RequestFailed(_Wire, frozen=True):
+class TokenChunks(Wire, frozen=True):
+    """What one step has brought for requests of one gateway, in one message: each costs as much as many tokens do."""
+
+    chunks: list[TokenChunk]
+
+
+class RequestFailed(Wire, frozen=True):
     """The worker cannot serve it. `retryable`: another worker, or this one later, may."""
 
     request_id: str
@@ -234,133 +245,40 @@ class RequestFailed(_Wire, frozen=True):
 # ---- cache events, ledger --------------------------------------------------------------------------------------
 
 
-class CacheUpdate(_Wire, frozen=True):
+class CacheUpdate(Wire, frozen=True):
     """What changed in the worker's radix tree. After a gap in `sequence` the gateway asks for a snapshot."""
 
     sequence: int
     events: list[CacheEvent]
 
 
-class CacheSnapshotQuery(_Wire, frozen=True):
+class CacheSnapshotQuery(Wire, frozen=True):
     pass
 
 
-class CacheSnapshot(_Wire, frozen=True):
+class CacheSnapshot(Wire, frozen=True):
     """The whole tree; the next CacheUpdate is number `sequence` + 1."""
 
     sequence: int
     events: list[CacheEvent]
 
 
-class LedgerQuery(_Wire, frozen=True):
+class LedgerQuery(Wire, frozen=True):
     query_id: int
 
 
-class LedgerReport(_Wire, frozen=True):
+class LedgerReport(Wire, frozen=True):
     query_id: int
     ledger: Ledger
 
 
-class FlushCache(_Wire, frozen=True):
+class FlushCache(Wire, frozen=True):
     query_id: int
 
 
-class Flushed(_Wire, frozen=True):
+class Flushed(Wire, frozen=True):
     query_id: int
     num_blocks: int
-
-
-# ---- hand-over of KV, worker to worker -------------------------------------------------------------------------
-
-
-class RingOffer(_Wire, frozen=True):
-    """The receiver made a staging ring for one sender incarnation. The number of slots is the number of credits.
-
-    `transport` and `ring_name`: "shared_memory" and "pinned_memory": the name of a file in the common run directory,
-    hexadecimal, checked; "cuda_ipc": the handle of device memory and the card it is on, checked; "gloo" and "nccl": "",
-    the two form a group of their own through GroupKey; "tcp": "", slots exist only as credits.
-    """
-
-    ring_id: int
-    transport: str
-    ring_name: str
-    num_slots: int
-    slot_bytes: int
-
-
-class RingGone(_Wire, frozen=True):
-    """One side gave the ring up (it cannot attach, a credit is missing too long, the group broke).
-
-    What used it ends; the next hand-over gets a new one.
-    """
-
-    ring_id: int
-
-
-class GroupKey(_Wire, frozen=True):
-    """One entry of the store through which the two ends of a "gloo" or "nccl" ring find each other."""
-
-    ring_id: int
-    key: Annotated[str, msgspec.Meta(max_length=MAX_GROUP_KEY_CHARACTERS)]
-    value: Annotated[bytes, msgspec.Meta(max_length=MAX_GROUP_VALUE_BYTES)]
-
-
-class KVGrant(_Wire, frozen=True):
-    """The receiver has blocks for the prompt and lacks the tokens from `first_missing_token` on."""
-
-    request_id: str
-    first_missing_token: int
-    ring_id: int
-
-
-class KVPiece(_Wire, frozen=True):
-    """Tokens `[start, stop)` lie in `slot` of the ring (or in the payload frame). Published by this message only."""
-
-    request_id: str
-    ring_id: int
-    slot: int
-    generation: int  # of the slot: a late message about an earlier use of it is refused
-    start: int
-    stop: int
-    first_layer: int
-    last_layer: int  # exclusive
-    first_head: int
-    last_head: int  # exclusive
-    num_bytes: int
-    checksum: int  # xxh3_64 of the bytes
-
-
-class KVCredit(_Wire, frozen=True):
-    """The receiver has copied the slot out: the sender may write it again, as `generation`."""
-
-    ring_id: int
-    slot: int
-    generation: int
-
-
-class KVProgress(_Wire, frozen=True):
-    """The sender has computed that many tokens: renews the receiver's lease while the prompt waits or is long."""
-
-    request_id: str
-    num_tokens: int
-
-
-class KVCommit(_Wire, frozen=True):
-    """All pieces are out. `hidden` is the last prompt token's state after the final norm, `[hidden_size]` float32."""
-
-    request_id: str
-    num_tokens: int
-    num_cached_tokens: int  # of the prompt, found in the sender's own cache
-    hidden: bytes
-    hidden_checksum: int
-    timeline: Timeline
-
-
-class KVAbort(_Wire, frozen=True):
-    """Either side gives the hand-over up. The other one frees what it holds for it."""
-
-    request_id: str
-    reason: str
 
 
 Message = (
@@ -380,6 +298,7 @@ Message = (
     | PrefillRequest
     | AbortRequest
     | TokenChunk
+    | TokenChunks
     | RequestFailed
     | CacheUpdate
     | CacheSnapshotQuery

@@ -45,6 +45,7 @@ from .launching import StepLauncher
 from .pacing import DecodePacing
 from .refusal import Refusal, misfit
 from .scheduler import DecodePlan, DecodeScheduler
+from .token_outbox import TokenOutbox
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class DecodeRole:
         self._forks = Forks(bench)
         self._grammars = Grammars(partial(compiler_of, bench), bench.engine.model_config.eos_token_ids)
         self._launcher = StepLauncher(bench, self._grammars)
+        self._outbox = TokenOutbox(bench.tell)
         self._entries: dict[str, DecodeEntry] = {}  # by the id of the sequence
         self._in_flight: deque[LaunchedStep] = deque()  # oldest first
         self._free_slots = list(range(bench.config.decode.max_running))  # of the device's newest tokens
@@ -179,6 +181,7 @@ class DecodeRole:
                 self._fail(entry.request.request_id, entry.why_no_token, retryable=False)
         for entry in filter(self._is_live, step.silent):
             self._emit(entry, entry.take_nothing())
+        self._outbox.flush()
 
     def _emit(self, entry: DecodeEntry, chunk: TokenChunk) -> None:
         self._bench.counters["num_tokens_generated"] += len(chunk.token_ids)
@@ -187,7 +190,7 @@ class DecodeRole:
             self._pacing.ended(entry.num_own_prompt_tokens, num_tokens, entry.time_per_output_token())
             self._end(entry)
             self._bench.reporter.report()  # before the client can come back with its next turn
-        self._bench.tell(entry.gateway, chunk)
+        self._outbox.add(entry.gateway, chunk)
 
     # ---- blocks ------------------------------------------------------------------------------------------------
 
@@ -363,6 +366,7 @@ class DecodeRole:
 
     def _fail(self, request_id: str, message: str, *, retryable: bool) -> None:
         """All that is left of its choices, with word to the gateway."""
+        self._outbox.flush()  # what came before it
         self._bench.tell(self._forks.gateway(request_id), RequestFailed(request_id, message, retryable))
         self._abort(request_id, message)
 

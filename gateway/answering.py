@@ -23,6 +23,7 @@ from .urgency import urgency_of
 BODY_TIMEOUT_S = 60.0  # for a body to arrive
 LONG_BODY_BYTES = 256 * 1024
 CLIENT_STALL_S = 120.0  # for a client to take what was written to it
+_NEVER_WAITS_BYTES = 8 * 1024  # not yet taken by the socket; far below the mark at which a transport makes writers wait
 
 _T = TypeVar("_T")
 
@@ -87,7 +88,12 @@ class Answering:
         try:
             async with aclosing(response.events()) as events:
                 async for event in events:
-                    async with asyncio.timeout(CLIENT_STALL_S):
+                    untaken = request.transport.get_write_buffer_size() if request.transport is not None else 0
+                    response.is_client_behind = untaken + len(event) > _NEVER_WAITS_BYTES
+                    if response.is_client_behind:
+                        async with asyncio.timeout(CLIENT_STALL_S):
+                            await stream.write(event)
+                    else:
                         await stream.write(event)
             await stream.write_eof()
         except (TimeoutError, ConnectionError):

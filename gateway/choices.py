@@ -7,7 +7,7 @@ from ..core.request import FinishReason
 from ..vocab.detokenizer import Detokenizer
 from ..vocab.stop import StopMatcher
 from ..vocab.tokenizer import Tokenizer
-from .deltas import Delta, Echo, FinishedChoice, Piece, PieceParser, ScoredToken, ToolCallPiece
+from .deltas import Content, Delta, Echo, FinishedChoice, Piece, PieceParser, PlainText, ScoredToken, ToolCallPiece
 from .generation import Generation
 from .openai.answers import PromptTokensDetails, Usage
 from .openai.request import TextRules
@@ -47,13 +47,29 @@ class Choice:
         self._pieces: list[Piece] = []
         self._token_ended_it = False
         self._told_echo = False
+        prompt = generation.prompt
+        # Then a token that is not the last one is its text, and nothing else has to be looked at.
+        self._is_plain = (
+            not rules.stop
+            and type(parser) is PlainText
+            and prompt.sampling.num_logprobs is None
+            and prompt.echo is None
+        )
 
-    def advance(self) -> Delta | None:
-        """Takes in the tokens that have arrived; None when nothing is new for the client."""
+    @property
+    def num_untold_tokens(self) -> int:
+        """That have arrived and were not taken in."""
+        return len(self.generation.output_token_ids) - self.completion_tokens
+
+    def advance(self, most_tokens: int | None = None) -> Delta | None:
+        """Takes in tokens that have arrived, `most_tokens` or all; None when nothing is new for the client."""
         if self.finish_reason is not None or self._awaits_prompt_logprobs():
             return None
-        new = self.generation.output_token_ids[self.completion_tokens :]
-        reason = self.generation.finish_reason
+        stop = None if most_tokens is None else self.completion_tokens + most_tokens
+        new = self.generation.output_token_ids[self.completion_tokens : stop]
+        reason = self.generation.finish_reason if len(new) == self.num_untold_tokens else None
+        if self._is_plain and reason is None:
+            return self._plain_delta(new) if new else None
         text = ""
         stopped_early = False
         for start in range(0, len(new), self._step or max(len(new), 1)):
@@ -86,6 +102,13 @@ class Choice:
             self._echo(),
             self._stop.matched,
         )
+
+    def _plain_delta(self, new: list[int]) -> Delta:
+        self.completion_tokens += len(new)
+        text = self._detokenizer.push(new)
+        pieces: list[Piece] = [Content(text)] if text else []
+        self._pieces += pieces
+        return Delta(self.index, pieces, new)
 
     @property
     def mean_logprob(self) -> float:

@@ -14,7 +14,6 @@ turn did, are seen to at its end and not in its midst.
 import logging
 import time
 import uuid
-from asyncio import Event
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,12 +25,13 @@ from ..core.messages import (
     RequestFailed,
     Status,
     TokenChunk,
+    TokenChunks,
     WorkerInfo,
 )
 from ..core.request import FinishReason, Urgency
 from ..core.timeline import Station, Timeline
 from .admission import BATCH_DELAY_S, Admission, Place
-from .generation import USUAL, Attempt, Generation, Unavailable, together
+from .generation import USUAL, Attempt, Generation, Signal, Unavailable, together
 from .membership import Membership
 from .metrics import Metrics
 from .placement import Placement
@@ -103,7 +103,7 @@ class Dispatcher:
         prompt: Prompt,
         namespace: str,
         timeline: Timeline,
-        changed: Event,
+        changed: Signal,
         urgency: Urgency = USUAL,
         num_choices: int = 1,
         pinned: tuple[NodeRef, NodeRef | None] | None = None,
@@ -146,14 +146,24 @@ class Dispatcher:
 
     def handle(self, sender: NodeRef, body: Message) -> None:
         match body:
+            case TokenChunks(chunks=chunks):
+                self._on_chunks(sender, chunks)
             case TokenChunk():
-                self._on_chunk(sender, body)
+                self._on_chunk(sender, body, self._clock())
             case RequestFailed():
                 self._on_failed(sender, body)
             case Status(settings=settings):
                 self._admission.credits.set_cap(sender, settings.get("cap"))
 
-    def _on_chunk(self, sender: NodeRef, chunk: TokenChunk) -> None:
+    def _on_chunks(self, sender: NodeRef, chunks: list[TokenChunk]) -> None:
+        now = self._clock()
+        for chunk in chunks:
+            try:
+                self._on_chunk(sender, chunk, now)
+            except Exception:  # it may cost its request, never the others of that step
+                logger.exception("tokens of %s could not be handled", sender.node_id)
+
+    def _on_chunk(self, sender: NodeRef, chunk: TokenChunk, now: float) -> None:
         attempt = self._attempts.get(chunk.request_id)
         if attempt is None or attempt.route.decode != sender:
             if chunk.finish_reason is None:
@@ -164,11 +174,10 @@ class Dispatcher:
             return  # it was cancelled: the worker will have been told
         num_known = len(generation.output_token_ids)
         if chunk.index > num_known or chunk.finish_reason is FinishReason.ABORT:
-            self._placement.pause(sender, self._clock())
+            self._placement.pause(sender, now)
             with self._turn():
                 self._retry([generation], "the decode worker lost part of the answer")
             return
-        now = self._clock()
         num_new = generation.num_new(chunk)
         self._metrics.tokens_arrived(num_new, now - generation.last_progress if num_known else None)
         self._count_served(generation, num_new)

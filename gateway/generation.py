@@ -5,8 +5,8 @@ them stands in the queue for all, one request is sent for all, so the prompt is 
 itself. What has begun and must be sent again, because its worker died, goes alone.
 """
 
-import asyncio
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ..core.errors import RequestError
 from ..core.messages import GenerateRequest, NodeRef, PrefillRequest, TokenChunk
@@ -18,6 +18,12 @@ from .prompts import Prompt
 from .router import Route
 
 USUAL = Urgency()
+
+
+class Signal(Protocol):
+    """What an asyncio.Event can do that is needed here."""
+
+    def set(self) -> None: ...
 
 
 class Unavailable(RequestError):
@@ -44,7 +50,10 @@ class Attempt:
 
     def generation(self, choice: int) -> "Generation | None":
         """None when that choice has ended, or never was in it."""
-        return next((generation for generation in self.party if generation.choice == choice), None)
+        for generation in self.party:
+            if generation.choice == choice:
+                return generation
+        return None
 
     @property
     def is_batch(self) -> bool:
@@ -65,7 +74,7 @@ class Generation:
     key: str
     prompt: Prompt
     namespace: str
-    changed: asyncio.Event
+    changed: Signal
     timeline: Timeline
     queued_at: float
     urgency: Urgency = USUAL
@@ -156,7 +165,8 @@ class Generation:
 
     def num_new(self, chunk: TokenChunk) -> int:
         """Tokens in it that are not known yet. A worker may repeat some, and leaves none out."""
-        return max(chunk.index + len(chunk.token_ids) - len(self.output_token_ids), 0)
+        num_new = chunk.index + len(chunk.token_ids) - len(self.output_token_ids)
+        return num_new if num_new > 0 else 0
 
     def take(self, chunk: TokenChunk) -> None:
         """The next tokens of the present attempt, and what comes with the first of them."""
@@ -169,7 +179,8 @@ class Generation:
                 generation.prompt_logprobs = chunk.prompt_logprobs
         if (num_new := self.num_new(chunk)) > 0:
             self.output_token_ids += chunk.token_ids[-num_new:]
-            self.logprobs += (chunk.logprobs or [])[-num_new:]
+            if chunk.logprobs:
+                self.logprobs += chunk.logprobs[-num_new:]
 
     def _take_first(self, chunk: TokenChunk) -> None:
         if chunk.timeline is not None and not self.output_token_ids:

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..core.timeline import Station, Timeline
+from .arrivals import ArrivedTokens
 from .membership import Worker
 from .worker_metrics import WorkerCollector
 
@@ -48,7 +49,6 @@ class Metrics:
     def __init__(self, workers: Callable[[], list[Worker]]):
         self._registry = CollectorRegistry(auto_describe=True)
         self._ttft = self._histogram("time_to_first_token_seconds", "Request to first token.", _TTFT_BUCKETS)
-        self._itl = self._histogram("inter_token_latency_seconds", "Between two arrivals of tokens.", _ITL_BUCKETS)
         self._e2e = self._histogram("e2e_request_latency_seconds", "From the request to its end.", _E2E_BUCKETS)
         self._copy = self._histogram("handover_copy_seconds", "Copying and checking KV of a request.", _STAGE_BUCKETS)
         self._message = self._histogram("handover_message_seconds", "Commit, sent to read.", _STAGE_BUCKETS)
@@ -64,7 +64,6 @@ class Metrics:
             "ttft_prediction_ratio", "Dispatch to first token, measured over predicted.", _RATIO_BUCKETS
         )
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answered requests.")
-        self._generation_tokens = self._counter("generation_tokens", "Tokens that came from workers.")
         self._cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the caches.")
         self._cache_hits = self._counter("prefix_cache_hits", "Prompt tokens that no worker computed.")
         self._retries = self._counter("request_retries", "Requests that were sent once more.")
@@ -73,7 +72,6 @@ class Metrics:
         self._refused = self._counter("requests_refused", "Requests that got no worker.", "reason")
         self._role_changes = self._counter("role_changes", "Roles of workers that were changed at run time.")
         self._queue_length = self._gauge("queue_length", "Requests that wait for credit.", "class")
-        self._served = self._counter("tokens_served", "Prompt tokens not cached, and tokens of answers.", "class")
         self._queue_wait = Histogram(
             "baton_request_queue_time_seconds",
             "From the request to its first dispatch.",
@@ -82,6 +80,8 @@ class Metrics:
             registry=self._registry,
         )
         self._in_flight = Gauge("baton_gateway_requests", "Requests here.", ("state",), registry=self._registry)
+        self._arrived = ArrivedTokens(_ITL_BUCKETS)
+        self._registry.register(self._arrived)
         self._registry.register(WorkerCollector(workers))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -93,12 +93,9 @@ class Metrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"baton_{name}", text, labels, registry=self._registry)
 
-    @_isolated
     def tokens_arrived(self, num_tokens: int, gap_s: float | None) -> None:
         """`gap_s` since the tokens before; None for the first ones."""
-        self._generation_tokens.inc(num_tokens)
-        if gap_s is not None:
-            self._itl.observe(gap_s)
+        self._arrived.arrived(num_tokens, gap_s)
 
     @_isolated
     def first_token(self, timeline: Timeline) -> None:
@@ -139,9 +136,8 @@ class Metrics:
         """A request is sent out for the first time; it has waited for `seconds`."""
         self._queue_wait.labels(_class(is_batch)).observe(seconds)
 
-    @_isolated
     def served(self, num_tokens: int, *, is_batch: bool) -> None:
-        self._served.labels(_class(is_batch)).inc(num_tokens)
+        self._arrived.served(num_tokens, is_batch=is_batch)
 
     @_isolated
     def refused(self, reason: str) -> None:

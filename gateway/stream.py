@@ -1,14 +1,14 @@
 """Response: the generations of one HTTP request, as a whole answer or as server-sent events.
 
-The writer never runs ahead of the client: it waits until what it wrote has been taken, and whatever tokens have come
-by then go out as one chunk. When nothing is to be sent for a while, a comment keeps the connection open; while the
-request waits for its turn, the comment says where it stands.
+Each token is a chunk of its own, and chunks that are there together are written together. But the writer never runs
+ahead of the client: it waits until what it wrote has been taken, and whatever tokens have come by then go out as one
+chunk. When nothing is to be sent for a while, a comment keeps the connection open; while the request waits for its
+turn, the comment says where it stands.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
 import msgspec
 
@@ -17,6 +17,7 @@ from ..core.request import FinishReason, Urgency
 from ..core.timeline import Station, Timeline
 from ..vocab.tokenizer import Tokenizer
 from .admission import Place
+from .changed import Changed
 from .choices import Choice, usage_of
 from .deltas import Delta, PieceParser, PlainText
 from .dispatcher import Dispatcher
@@ -53,7 +54,8 @@ class Response:
         self._answer = answer
         self._request = request
         self._keep_alive_s = keep_alive_s
-        self._changed = asyncio.Event()
+        self._changed = Changed()
+        self.is_client_behind = False  # set by the writer
         self._choices: list[Choice] = []
         self._started_at = time.monotonic()
         self._first_place: Place | None = None
@@ -96,6 +98,7 @@ class Response:
 
     def close(self) -> None:
         """Aborts the generations that have not ended and counts them all."""
+        self._changed.close()
         seconds = time.monotonic() - self._started_at
         for choice in self._choices:
             generation = choice.generation
@@ -154,7 +157,7 @@ class Response:
                 yield self._tell(place)
             async for deltas in self._deltas(self._keep_alive_s):
                 if deltas:
-                    yield b"".join(map(self._spell, deltas))
+                    yield self._spell(deltas[0]) if len(deltas) == 1 else b"".join(map(self._spell, deltas))
                 elif (comment := self._comment()) is not None:
                     yield comment
         except Unavailable as error:
@@ -170,6 +173,8 @@ class Response:
     def _spell(self, delta: Delta) -> bytes:
         choice = self._choices[delta.index]
         usage = self._usage_so_far()
+        if choice.started and delta.token_ids and delta.finish_reason is None:
+            return self._answer.delta(delta, usage)
         parts = []
         if not choice.started:
             choice.started = True
@@ -216,30 +221,44 @@ class Response:
         """What is new in all choices, until all have ended; an empty list after `keep_alive_s` without anything, and
         sooner while it waits in the queue.
         """
+        # Counts so far are those of all tokens taken in, so who asks for them gets one chunk of all that are there.
+        has_one_each = keep_alive_s is not None and not self._request.continuous_usage
+        was_dispatched = False
         while True:
             self._changed.clear()
-            deltas = [delta for choice in self._choices if (delta := self._advance(choice)) is not None]
+            most_tokens = 1 if has_one_each and not self.is_client_behind else None
+            deltas = [delta for choice in self._choices for delta in self._advance(choice, most_tokens)]
             if deltas:
                 yield deltas
-            if all(choice.finish_reason is not None for choice in self._choices):
+            if self._have_all_ended():
                 return
             self._raise_error()
+            if self._changed.is_set():
+                continue
+            was_dispatched = was_dispatched or any(choice.generation.was_dispatched for choice in self._choices)
             pause_s = keep_alive_s
-            if pause_s is not None and not any(choice.generation.was_dispatched for choice in self._choices):
+            if pause_s is not None and not was_dispatched:
                 pause_s = min(pause_s, _QUEUE_LOOK_S)
-            if not self._changed.is_set() and not await self._wait(pause_s):
+            if not await self._changed.wait(pause_s):
                 yield []
 
-    def _advance(self, choice: Choice) -> Delta | None:
+    def _have_all_ended(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self._choices)
+
+    def _advance(self, choice: Choice, most_tokens: int | None) -> Iterator[Delta]:
         generation = choice.generation
-        if generation.output_token_ids and Station.FIRST_CHUNK not in generation.timeline.stamps:
+        if not choice.started and generation.output_token_ids and Station.FIRST_CHUNK not in generation.timeline.stamps:
             generation.timeline = generation.timeline.stamped(Station.FIRST_CHUNK)
             if generation is choice.lead:
                 self._metrics.first_token(generation.timeline)
-        delta = choice.advance()
-        if delta is not None and delta.stopped_early:
-            self._dispatcher.cancel(generation, "a stop string was generated")
-        return delta
+        for _ in range(max(choice.num_untold_tokens, 1)):
+            if (delta := choice.advance(most_tokens)) is None:
+                return
+            if delta.stopped_early:
+                self._dispatcher.cancel(generation, "a stop string was generated")
+            yield delta
+            if most_tokens is None:
+                return
 
     def _raise_error(self) -> None:
         for choice in self._choices:
@@ -248,10 +267,7 @@ class Response:
 
     async def _wait(self, timeout_s: float | None) -> bool:
         """Waits for a change; False when there is none in time. The dispatcher bounds the wait without a timeout."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
+        if not await self._changed.wait(timeout_s):
             return False
         self._changed.clear()
         return True

@@ -15,7 +15,9 @@ from .keys import Authenticator, ClusterKeys
 from .sockets import Socket, bind_router, main_routing_id
 from .wire import Incoming, PeerUnreachable, decode, encode
 
-MAX_RECEIVED = 1024  # messages taken off the sockets ahead of their reader; the rest waits in ZeroMQ, bounded there
+# Messages taken off the sockets before other tasks have their turn; the rest waits in ZeroMQ, bounded there. One may
+# have the tokens of a whole step.
+MAX_RECEIVED = 128
 MAX_STRANGERS = 256
 
 

@@ -50,9 +50,15 @@ class _ByteLevelReader:
     def __init__(self, tokenizer: Tokenizer):
         self._token_bytes = tokenizer.token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_between = True  # characters: the decoder holds no bytes back
 
     def push(self, token_ids: Iterable[int]) -> str:
-        return self._utf8.decode(b"".join(map(self._token_bytes, token_ids)))
+        data = b"".join(map(self._token_bytes, token_ids))
+        if self._is_between and data.isascii():  # most tokens are
+            return data.decode("ascii")
+        text = self._utf8.decode(data)
+        self._is_between = not self._utf8.getstate()[0]
+        return text
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)

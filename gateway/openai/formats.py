@@ -1,6 +1,7 @@
 """How the two endpoints spell answers: whole ones, and the chunks of streams."""
 
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -66,6 +67,20 @@ class AnswerFormat(Protocol):
         ...
 
 
+_TEXT_MARK = uuid.uuid4().hex  # stands for the text in a template; nothing that a chunk says can be the same
+
+
+class _Template:
+    """A chunk of one choice but for its text: what does not change from token to token is encoded once."""
+
+    def __init__(self, chunk: bytes):
+        """`chunk` has `_TEXT_MARK` as its text."""
+        self._head, self._tail = chunk.split(encode_json(_TEXT_MARK))
+
+    def with_text(self, text: str) -> bytes:
+        return self._head + encode_json(text) + self._tail
+
+
 class _Base:
     """What all objects of one answer have in common."""
 
@@ -80,7 +95,18 @@ class _Base:
         self._includes_usage = request.include_usage
         self._tells_usage = request.include_usage or request.continuous_usage
         self._tier: str | UnsetType = UNSET if request.service_tier is None else request.service_tier
+        self._templates: dict[int, _Template] = {}  # by choice
         self._speller = TokenSpeller(tokenizer, skip_special_tokens=request.rules.skip_special_tokens)
+
+    def _text_alone(self, delta: Delta, usage: Usage | None) -> str | None:
+        """The text of a chunk that says nothing else; None when this one does."""
+        pieces = delta.pieces
+        if self._tells_ids or self._tells_logprobs or delta.echo is not None or usage is not None or len(pieces) > 1:
+            return None
+        if not pieces:
+            return ""
+        piece = pieces[0]
+        return piece.text if isinstance(piece, Content) else None
 
     def _ids(self, token_ids: list[int]) -> list[int] | UnsetType:
         return token_ids if self._tells_ids else UNSET
@@ -107,6 +133,11 @@ class CompletionFormat(_Base):
         return b""
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
+        if (text := self._text_alone(delta, usage)) is not None:
+            if (template := self._templates.get(delta.index)) is None:
+                choice = CompletionChoice(delta.index, _TEXT_MARK, None, None)
+                template = self._templates[delta.index] = _Template(sse(self._answer([choice], self._usage(usage))))
+            return template.with_text(text)
         logprobs = None
         if self._tells_logprobs:
             if (speller := self._spellers.get(delta.index)) is None:
@@ -161,6 +192,11 @@ class ChatFormat(_Base):
         return self._chunk(ChatChunkChoice(index, MessageDelta(role="assistant", content="")), None)
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
+        if (text := self._text_alone(delta, usage)) is not None:
+            if (template := self._templates.get(delta.index)) is None:
+                choice = ChatChunkChoice(delta.index, MessageDelta(content=_TEXT_MARK), None)
+                template = self._templates[delta.index] = _Template(self._chunk(choice, usage))
+            return template.with_text(text)
         choice = ChatChunkChoice(
             delta.index, _message_delta(delta.pieces), self._logprobs(delta.scores), None, self._ids(delta.token_ids)
         )
@@ -202,19 +238,22 @@ def _echoed(echo: Echo | None) -> str:
 
 
 def _message_delta(pieces: list[Piece]) -> MessageDelta:
-    """Pieces of one kind are joined; a delta without any (a token that is no text yet) has an empty content."""
+    """Pieces of one kind, and of one call, are joined; a delta without any (a token that is no text yet) has an empty
+    content."""
     delta = MessageDelta()
-    calls: list[ToolCallDelta] = []
+    calls: dict[int, ToolCallDelta] = {}
     for piece in pieces or [Content("")]:
         if isinstance(piece, Content):
             delta.content = piece.text if delta.content is UNSET else delta.content + piece.text
         elif isinstance(piece, Reasoning):
             known = delta.reasoning_content
             delta.reasoning_content = piece.text if known is UNSET else known + piece.text
+        elif piece.index in calls:  # only the first piece of a call has its id and name
+            calls[piece.index].function.arguments += piece.arguments
         else:
             function = FunctionCallDelta(UNSET if piece.name is None else piece.name, piece.arguments)
-            begins = piece.call_id is not None
-            calls.append(ToolCallDelta(piece.index, piece.call_id or UNSET, "function" if begins else UNSET, function))
+            kind = UNSET if piece.call_id is None else "function"
+            calls[piece.index] = ToolCallDelta(piece.index, piece.call_id or UNSET, kind, function)
     if calls:
-        delta.tool_calls = calls
+        delta.tool_calls = list(calls.values())
     return delta

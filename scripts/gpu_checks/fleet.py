@@ -18,6 +18,7 @@ from baton.core.messages import (
     RequestFailed,
     Role,
     TokenChunk,
+    TokenChunks,
     WorkerInfo,
 )
 from baton.core.request import Request, SamplingParams
@@ -155,6 +156,9 @@ class Fleet:
 
     def handle(self, sender: NodeRef, body: Message) -> None:
         match body:
+            case TokenChunks(chunks=chunks):
+                for chunk in chunks:
+                    self.handle(sender, chunk)
             case TokenChunk() as chunk:
                 answer = self._answers[chunk.request_id]
                 answer.token_ids += chunk.token_ids

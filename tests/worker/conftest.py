@@ -22,6 +22,7 @@ from baton.core.messages import (
     GenerateRequest,
     LedgerQuery,
     LedgerReport,
+    Message,
     NodeRef,
     PeerJoined,
     PeerLeft,
@@ -29,6 +30,7 @@ from baton.core.messages import (
     RequestFailed,
     Role,
     TokenChunk,
+    TokenChunks,
     Welcome,
     WorkerInfo,
 )
@@ -236,25 +238,30 @@ class House:
         """The gateway takes what has arrived."""
         messages, self.network.inboxes[self.gateway] = self.network.inboxes[self.gateway], []
         for incoming in messages:
-            match incoming.body:
-                case TokenChunk() as chunk:
-                    name = hand_made.output_name(chunk.request_id, chunk.choice)
-                    output = self.outputs[name]
-                    assert chunk.index == len(output), "a token was lost or came twice"
-                    output += chunk.token_ids
-                    self.logprobs.setdefault(name, []).extend(chunk.logprobs or [])
-                    if chunk.prompt_logprobs is not None:
-                        assert name not in self.prompt_logprobs, "they came twice"
-                        self.prompt_logprobs[name] = chunk.prompt_logprobs
-                    if chunk.num_cached_tokens is not None:
-                        self.cached[name] = chunk.num_cached_tokens
-                    if chunk.finish_reason is not None:
-                        assert name not in self.finished, "it ended twice"
-                        self.finished[name] = chunk.finish_reason
-                case RequestFailed(request_id=request_id, message=message):
-                    self.failed[request_id] = message
-                case LedgerReport(ledger=ledger):
-                    self.ledgers[incoming.sender] = ledger
+            body = incoming.body
+            for message in body.chunks if isinstance(body, TokenChunks) else [body]:
+                self.take(incoming.sender, message)
+
+    def take(self, sender: NodeRef, body: Message) -> None:
+        match body:
+            case TokenChunk() as chunk:
+                name = hand_made.output_name(chunk.request_id, chunk.choice)
+                output = self.outputs[name]
+                assert chunk.index == len(output), "a token was lost or came twice"
+                output += chunk.token_ids
+                self.logprobs.setdefault(name, []).extend(chunk.logprobs or [])
+                if chunk.prompt_logprobs is not None:
+                    assert name not in self.prompt_logprobs, "they came twice"
+                    self.prompt_logprobs[name] = chunk.prompt_logprobs
+                if chunk.num_cached_tokens is not None:
+                    self.cached[name] = chunk.num_cached_tokens
+                if chunk.finish_reason is not None:
+                    assert name not in self.finished, "it ended twice"
+                    self.finished[name] = chunk.finish_reason
+            case RequestFailed(request_id=request_id, message=message):
+                self.failed[request_id] = message
+            case LedgerReport(ledger=ledger):
+                self.ledgers[sender] = ledger
 
     def random_step(self) -> None:
         """Deliver a message somewhere or give a worker a turn, in any order."""

@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch.distributed
 
 from ...core.errors import RemoteProtocolError
-from ...core.messages import MAX_GROUP_KEY_CHARACTERS, MAX_GROUP_VALUE_BYTES
+from ...core.handover_messages import MAX_GROUP_KEY_CHARACTERS, MAX_GROUP_VALUE_BYTES
 
 MAX_ENTRIES = 256
 
