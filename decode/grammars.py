@@ -57,16 +57,14 @@ class Grammars:
         self._waiting.append((entries, place, self._threads.submit(self._compile, entries)))
 
     def _compile(self, entries: Sequence[DecodeEntry]) -> list[Constraint]:
-        compiler = self._compiler
-        constraints = []
-        for entry in entries:
-            sampling = entry.request.sampling
-            matcher = compiler.matcher(sampling.grammar)
-            for token_id in entry.request.output_token_ids:
-                matcher.advance(token_id)
-            ends = {*sampling.stop_token_ids, *self._eos_token_ids}
-            constraints.append(Constraint(matcher, ends, compiler.mask_words))
-        return constraints
+        """Once, however many choices there are: one grammar may take most of a second. All are at the same place."""
+        request = entries[0].request
+        matcher = self._compiler.matcher(request.sampling.grammar)
+        for token_id in request.output_token_ids:
+            matcher.advance(token_id)
+        ends = {*request.sampling.stop_token_ids, *self._eos_token_ids}
+        matchers = [matcher, *(matcher.copy() for _ in entries[1:])]
+        return [Constraint(matcher, ends, self._compiler.mask_words) for matcher in matchers]
 
     def take_compiled(self) -> list[Compiled]:
         """Those that are done since the last call, in the order they came. Some may have ended since."""

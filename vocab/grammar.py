@@ -44,6 +44,10 @@ class GrammarMatcher:
     def __init__(self, matcher: llguidance.LLMatcher):
         self._matcher = matcher
 
+    def copy(self) -> "GrammarMatcher":
+        """One at the same place that goes its own way: of another answer to the same request."""
+        return GrammarMatcher(self._matcher.deep_copy())
+
     def advance(self, token_id: int) -> None:
         """The answer continues with this token. Raises GrammarError when the grammar does not allow it."""
         if not self._matcher.consume_token(token_id):

@@ -205,6 +205,34 @@ def test_the_end_of_an_answer(tiny_model: Path, tokenizer: Tokenizer) -> None:
     assert matcher.is_complete
 
 
+def test_copies_go_their_own_ways(compiler: GrammarCompiler) -> None:
+    """Each as if it alone had been made, from where the first one was copied."""
+    grammar = json_schema_grammar({"type": "array", "items": {"enum": ["ab", "ac", 12, 13]}}, "schema")
+    original = compiler.matcher(grammar)
+    row, expected = np.zeros(compiler.mask_words, np.int32), np.zeros(compiler.mask_words, np.int32)
+    begun: list[int] = []
+    for _ in range(2):
+        original.fill(row)
+        begun.append(allowed(row)[0])
+        original.advance(begun[-1])
+    copies = [original.copy() for _ in range(4)]
+    alone = [compiler.matcher(grammar) for _ in copies]
+    for matcher in alone:
+        for token_id in begun:
+            matcher.advance(token_id)
+    choose, taken = random.Random(7), set()
+    for _ in range(20):
+        for number, (copy, matcher) in enumerate(zip(copies, alone, strict=True)):
+            copy.fill(row)
+            matcher.fill(expected)
+            assert (row == expected).all()
+            token_id = choose.choice([token_id for token_id in allowed(row) if token_id != EOS] or [EOS])
+            copy.advance(token_id)
+            matcher.advance(token_id)
+            taken.add((number, token_id))
+    assert len({token_id for _, token_id in taken}) > 2
+
+
 def test_a_token_that_is_not_allowed(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     matcher = compiler.matcher(lark_grammar('start: "a"', "grammar"))
     with pytest.raises(GrammarError, match="does not allow"):

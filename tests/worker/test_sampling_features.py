@@ -87,6 +87,9 @@ class ByHand:
     steps: list[set[int]]
     place: int = 0
 
+    def copy(self) -> "ByHand":
+        return ByHand(self.steps, self.place)
+
     def advance(self, token_id: int) -> None:
         if token_id not in self.allowed:
             raise GrammarError(f"token {token_id} is not in the grammar")
@@ -110,8 +113,10 @@ class CompilerByHand:
 
     def __init__(self, gate: threading.Event):
         self._gate = gate
+        self.num_compiled = 0
 
     def matcher(self, grammar: str) -> ByHand:
+        self.num_compiled += 1
         if grammar.startswith("?"):
             assert self._gate.wait(20)
         if grammar.startswith("!"):
@@ -233,6 +238,7 @@ def test_choices_have_penalties_and_grammars_of_their_own(house) -> None:
     for choice in range(3):
         expected = plain(PROMPT, SamplingParams(max_tokens=12, **kind), choice)
         assert h.outputs[f"a#{choice}" if choice else "a"] == expected
+    assert h.workers[d]._roles[DECODE]._grammars._compiler.num_compiled == 1
     h.assert_idle()
 
 
