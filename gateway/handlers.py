@@ -12,6 +12,7 @@ from ..core.messages import FlushCache, Flushed, LedgerQuery, LedgerReport
 from .batches.handlers import batch_routes
 from .fleet import describe_fleet, describe_tuning
 from .gateway import Gateway
+from .messages_handlers import messages_routes
 from .openai.answers import Version, encode_json
 from .openai.schema import openapi
 from .openai_handlers import openai_routes
@@ -36,6 +37,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
         *role_routes(gateway.roles),
         *openai_routes(gateway),
         *responses_routes(gateway),
+        *messages_routes(gateway),
         *batch_routes(gateway),
     ]
 

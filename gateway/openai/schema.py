@@ -6,8 +6,13 @@ from typing import Any
 import msgspec
 
 from ... import __version__
+from ..anthropic import answers as anthropic
+from ..anthropic import fields as anthropic_fields
 from ..batches import objects as batches
+from ..responses import answers as responses
+from ..responses import fields as responses_fields
 from . import answers, fields
+from .refused import passing_values
 
 _REF = "#/components/schemas/{name}"
 _STRUCTS: tuple[type[msgspec.Struct], ...] = (
@@ -24,6 +29,16 @@ _STRUCTS: tuple[type[msgspec.Struct], ...] = (
     answers.Detokenized,
     answers.Version,
     answers.ErrorAnswer,
+    responses_fields.ResponsesRequest,
+    responses.ResponseObject,
+    responses.ResponseEvent,
+    responses.DeletedResponse,
+    anthropic_fields.MessagesRequest,
+    anthropic_fields.CountTokensRequest,
+    anthropic.Message,
+    anthropic.StreamEvent,
+    anthropic.CountedTokens,
+    anthropic.AnthropicErrorAnswer,
     batches.FileObject,
     batches.FileList,
     batches.FileDeleted,
@@ -67,6 +82,10 @@ _UPLOAD = {
 def openapi() -> dict[str, Any]:
     """The document; it is the same object at each call, and not to be changed."""
     schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)[1]
+    for schema in schemas.values():
+        for name, field in schema.get("properties", {}).items():
+            if field.get("description") == fields.REFUSED:
+                field["enum"] = passing_values(name)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": __version__},
@@ -91,6 +110,8 @@ def _paths() -> dict[str, Any]:
         "/v1/chat/completions": {
             "post": _post("Answer messages.", fields.ChatCompletionRequest, answers.ChatCompletion, is_streamed=True)
         },
+        **_responses_paths(),
+        **_messages_paths(),
         **_batch_paths(),
         "/tokenize": {"post": _post("The tokens of a prompt.", fields.TokenizeRequest, answers.Tokenized)},
         "/detokenize": {"post": _post("The text of tokens.", fields.DetokenizeRequest, answers.Detokenized)},
@@ -107,6 +128,38 @@ def _paths() -> dict[str, Any]:
         "/ledger": {"get": _get("Who owns the blocks of each worker.", _OBJECT)},
         "/flush_cache": {"post": _get("Forget all cached prefixes.", _OBJECT, not_yet=_OBJECT)},
         "/metrics": {"get": _operation("Series for Prometheus.", {"text/plain": {"schema": {"type": "string"}}}, {})},
+    }
+
+
+def _responses_paths() -> dict[str, Any]:
+    body, answer = responses_fields.ResponsesRequest, responses.ResponseObject
+    by_id = {"parameters": [_in_path("response_id")]}
+    wrong = {400: "The request is wrong; `param` names the field."}
+    stored = _operation("A stored answer.", _json(_ref(answer)), wrong)
+    return {
+        "/v1/responses": {"post": _post("Answer, and keep the answer.", body, answer, is_streamed=True)},
+        "/v1/responses/{response_id}": {
+            "get": stored | {"parameters": [*by_id["parameters"], _in_query("stream", {"enum": ["false"]})]},
+            "delete": _get("Forget an answer.", _ref(responses.DeletedResponse)) | by_id,
+        },
+    }
+
+
+def _messages_paths() -> dict[str, Any]:
+    error = anthropic.AnthropicErrorAnswer
+    return {
+        anthropic.MESSAGES_PATH: {
+            "post": _post(
+                "Answer, as Anthropic's API does.",
+                anthropic_fields.MessagesRequest,
+                anthropic.Message,
+                is_streamed=True,
+                error=error,
+            )
+        },
+        f"{anthropic.MESSAGES_PATH}/count_tokens": {
+            "post": _post("Its tokens.", anthropic_fields.CountTokensRequest, anthropic.CountedTokens, error=error)
+        },
     }
 
 
@@ -158,18 +211,28 @@ def _get(summary: str, schema: dict[str, Any], not_yet: dict[str, Any] | None = 
 
 
 def _post(
-    summary: str, body: type[msgspec.Struct], answer: type[msgspec.Struct], *, is_streamed: bool = False
+    summary: str,
+    body: type[msgspec.Struct],
+    answer: type[msgspec.Struct],
+    *,
+    is_streamed: bool = False,
+    error: type[msgspec.Struct] = answers.ErrorAnswer,
 ) -> dict[str, Any]:
     content = _json(_ref(answer))
     if is_streamed:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    return _operation(summary, content, _WITH_BODY, body=_ref(body))
+    return _operation(summary, content, _WITH_BODY, body=_ref(body), error=error)
 
 
 def _operation(
-    summary: str, content: dict[str, Any], errors: dict[int, str], *, body: dict[str, Any] | None = None
+    summary: str,
+    content: dict[str, Any],
+    errors: dict[int, str],
+    *,
+    body: dict[str, Any] | None = None,
+    error: type[msgspec.Struct] = answers.ErrorAnswer,
 ) -> dict[str, Any]:
-    answer = _json(_ref(answers.ErrorAnswer))
+    answer = _json(_ref(error))
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
     for status, text in sorted((_ANYWHERE | errors).items()):
         responses[str(status)] = {"description": text, "content": answer}

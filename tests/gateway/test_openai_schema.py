@@ -7,9 +7,11 @@ import msgspec
 import pytest
 
 from baton import __version__
+from baton.gateway.anthropic.fields import CountTokensRequest, MessagesRequest
 from baton.gateway.handlers import routes
 from baton.gateway.openai import fields
 from baton.gateway.openai.schema import openapi
+from baton.gateway.responses.fields import ResponsesRequest
 
 DRAFT = jsonschema.Draft202012Validator
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
@@ -18,6 +20,9 @@ BODIES = {
     "/v1/chat/completions": fields.ChatCompletionRequest,
     "/tokenize": fields.TokenizeRequest,
     "/detokenize": fields.DetokenizeRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
 }
 # What clients call that Baton answers: field |-> good values. Every field of a body must be named here or be refused.
 GOOD: dict[str, list[Any]] = {
@@ -70,17 +75,27 @@ def test_every_field_of_a_body_is_in_it(path: str) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_what_the_parser_takes_fits(path: str) -> None:
-    names = BODIES[path].__struct_fields__
+    names = set(BODIES[path].__struct_fields__) - ({"prompt"} if path == "/v1/responses" else set())  # a template there
     for name, values in GOOD.items():
         if name in names:
             for value in values:
                 needed: dict[str, Any] = {"messages": MESSAGES["messages"]} if path.endswith("chat/completions") else {}
                 needed |= {"tokens": [5]} if path == "/detokenize" else {}
+                needed |= {"input": "x"} if path == "/v1/responses" else {}
+                needed |= MESSAGES | {"max_tokens": 1} if path.startswith("/v1/messages") else {}
+                needed |= {"prompt": "x"} if path == "/v1/completions" else {}
                 is_list = path == "/tokenize" and isinstance(value, list) and name == "prompt"
                 if not is_list:
                     validate(body_schema(path), needed | {name: value})
     with pytest.raises(jsonschema.ValidationError):
         validate(body_schema(path), {"model": 5})
+
+
+def test_what_is_refused_is_told_with_the_values_that_pass() -> None:
+    validate(body_schema("/v1/completions"), {"prompt": "x", "suffix": "", "use_beam_search": False, "bad_words": []})
+    for wrong in ({"suffix": "y"}, {"use_beam_search": True}, {"tools": [{}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            validate(body_schema("/v1/completions"), {"prompt": "x"} | wrong)
 
 
 ASKED: list[tuple[str, dict[str, Any]]] = [
