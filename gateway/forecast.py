@@ -16,7 +16,9 @@ step = 2 * base + decodes. What comes to a worker that decodes waits for half a 
 a GPU for a whole one more, which has been launched behind that.
 
 Workers with the same device compute alike, so who has not computed prompts yet (or not decoded) is taken to cost what
-the most experienced of its kind has learned. While nobody of its kind knows what prompts cost, nothing is predicted.
+the most experienced of its kind has learned. So is who has computed far fewer: the few steps that it tried before it
+joined, or those of a role that it had long ago, say little in the end, for what it has not computed since is guessed
+together with what it does compute. While nobody of its kind knows what prompts cost, nothing is predicted.
 """
 
 import math
@@ -25,10 +27,11 @@ from collections.abc import Iterable
 import msgspec
 
 from ..core.messages import NodeRef
-from ..core.step_cost import StepCost, chunk_products
+from ..core.step_cost import LEAST_SAMPLES, StepCost, chunk_products
 from .membership import Worker
 
 _LAUNCHED_AHEAD = 1  # steps of a GPU
+_FAR_MORE = 10  # times the samples
 _LEAST_PROMPT_SHARE = 4  # a decode step whose prompt budget is not said leaves 1/4 of its tokens to prompts at least
 
 
@@ -114,16 +117,16 @@ def speeds(workers: Iterable[Worker]) -> dict[NodeRef, Speed]:
     """Of those workers that something is known of."""
     reporting = [(worker, worker.status) for worker in workers if worker.status is not None]
     costs = [(_kind(worker), status.step_cost) for worker, status in reporting if status.step_cost is not None]
-    prompts = _most_experienced((kind, cost, cost.num_prompt_samples) for kind, cost in costs if cost.knows_prompts)
-    decodes = _most_experienced((kind, cost, cost.num_decode_samples) for kind, cost in costs if cost.knows_decodes)
+    prompts = _Experience((kind, cost, cost.num_prompt_samples) for kind, cost in costs if cost.knows_prompts)
+    decodes = _Experience((kind, cost, cost.num_decode_samples) for kind, cost in costs if cost.knows_decodes)
     found = {}
     for worker, status in reporting:
         kind, own = _kind(worker), status.step_cost
-        prompt = own if own is not None and own.knows_prompts else prompts.get(kind)
+        prompt = prompts.of(kind, own, own.num_prompt_samples if own is not None else 0)
         budgets = _budgets(status.settings, status.num_running)
         if prompt is None or budgets is None:
             continue
-        decode = own if own is not None and own.knows_decodes else decodes.get(kind, own or prompt)
+        decode = decodes.of(kind, own, own.num_decode_samples if own is not None else 0) or own or prompt
         base = own if own is not None and own.is_trusted else prompt
         held_blocks = worker.info.num_blocks - status.available_blocks
         cost = StepCost(
@@ -142,12 +145,21 @@ def _kind(worker: Worker) -> tuple[str, int]:
     return worker.info.device, worker.info.threads
 
 
-def _most_experienced(costs: Iterable[tuple[tuple[str, int], StepCost, int]]) -> dict[tuple[str, int], StepCost]:
-    best: dict[tuple[str, int], tuple[int, StepCost]] = {}
-    for kind, cost, num_samples in costs:
-        if kind not in best or num_samples > best[kind][0]:
-            best[kind] = num_samples, cost
-    return {kind: cost for kind, (_, cost) in best.items()}
+class _Experience:
+    """Of (kind, cost, samples it was learned from): the cost that was learned from the most, by kind."""
+
+    def __init__(self, costs: Iterable[tuple[tuple[str, int], StepCost, int]]):
+        self._best: dict[tuple[str, int], tuple[int, StepCost]] = {}
+        for kind, cost, num_samples in costs:
+            if kind not in self._best or num_samples > self._best[kind][0]:
+                self._best[kind] = num_samples, cost
+
+    def of(self, kind: tuple[str, int], own: StepCost | None, num_samples: int) -> StepCost | None:
+        """What a worker of that kind is taken to cost, that knows its `own` from so many; None: nobody knows."""
+        most, best = self._best.get(kind, (0, None))
+        if own is None or not own.is_trusted:
+            return best
+        return own if num_samples >= max(LEAST_SAMPLES, most / _FAR_MORE) else best
 
 
 def _budgets(settings: dict[str, int], num_running: int) -> tuple[int, int, int] | None:

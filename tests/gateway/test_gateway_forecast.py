@@ -87,6 +87,16 @@ def test_a_worker_that_has_just_come_is_as_fast_as_the_most_experienced_of_its_k
     )
 
 
+def test_who_has_tried_a_few_decodes_is_as_fast_as_who_decodes_all_the_time(world_module: Any) -> None:
+    prefill = StepCost(0.02, 2e-4, 3e-8, 9.0, 9.0, 2000, 0.1, num_prompt_samples=1000, num_decode_samples=99)
+    decode = StepCost(0.01, 9.0, 9.0, 1e-3, 1e-5, 2000, 0.1, num_prompt_samples=99, num_decode_samples=1000)
+    found = known(world_module, ("p", prefill), ("d", decode))
+    assert found["d"].cost == StepCost(0.01, 2e-4, 3e-8, 1e-3, 1e-5)
+    assert found["p"].cost == StepCost(0.02, 2e-4, 3e-8, 1e-3, 1e-5)
+    learned = msgspec.structs.replace(prefill, num_decode_samples=100)
+    assert known(world_module, ("p", learned), ("d", decode))["p"].cost == StepCost(0.02, 2e-4, 3e-8, 9.0, 9.0)
+
+
 def test_other_devices_say_nothing(world_module: Any) -> None:
     other = worker(world_module, "other", None, device="NVIDIA H200")
     assert set(known(world_module, ("a", COST), other)) == {"a"}
