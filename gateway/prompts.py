@@ -111,8 +111,8 @@ class PromptBuilder:
         (beginning,) = await self._batch.encode((text[:usual],))
         if len(beginning) > limits.context_length or len(text) > limits.context_length * _MOST_CHARACTERS_PER_TOKEN:
             raise RequestError(
-                f"the context has {limits.context_length} tokens; the prompt has {len(text)} characters, of which the "
-                f"first {usual} alone are {len(beginning)} tokens. Shorten the prompt",
+                f"{_maximum(limits)}; the prompt has {len(text)} characters, of which the first {usual} alone are "
+                f"{len(beginning)} tokens. Shorten the prompt",
                 param,
                 "context_length_exceeded",
             )
@@ -163,7 +163,7 @@ def decide_max_tokens(request: ParsedRequest, num_prompt_tokens: int, limits: Li
     if num_prompt_tokens + least > limits.context_length:
         wanted = "and at least 1 must be generated" if asked is None else f"and {asked} are asked for"
         raise RequestError(
-            f"the context has {limits.context_length} tokens; the prompt has {num_prompt_tokens} {wanted}, together "
+            f"{_maximum(limits)}; the prompt has {num_prompt_tokens} tokens {wanted}, together "
             f"{num_prompt_tokens + least}. Shorten the prompt or lower max_tokens",
             param if room < min(least, 1) else "max_tokens",
             "context_length_exceeded",
@@ -178,3 +178,8 @@ def decide_max_tokens(request: ParsedRequest, num_prompt_tokens: int, limits: Li
     if asked is not None:
         return asked
     return room if request.is_chat else min(room, DEFAULT_COMPLETION_TOKENS)
+
+
+def _maximum(limits: Limits) -> str:
+    """In the words that clients look for, to tell a long prompt from other mistakes."""
+    return f"this model's maximum context length is {limits.context_length} tokens"

@@ -285,6 +285,8 @@ def test_prompts_over_the_context_name_the_numbers(in_world: Any) -> None:
             error = await refused(world, COMPLETIONS, json.dumps(body).encode())
             assert (error["code"], error["param"]) == ("context_length_exceeded", param)
             assert all(number in error["message"] for number in numbers), error
+            # litellm, for one, looks for these words, and its users for its ContextWindowExceededError.
+            assert error["message"].startswith("this model's maximum context length is 1024 tokens")
         # The last token that fits, and a default that does not ask for more than there is.
         for body in ({"prompt": [5] * 1000, "max_tokens": 24}, {"prompt": [5] * 1020}, {"prompt": [5] * 1023}):
             status, _ = await world.answer_to(COMPLETIONS, body)
