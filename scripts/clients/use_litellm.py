@@ -49,6 +49,7 @@ def schema() -> None:
 
 def tools() -> None:
     asked = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "max_tokens": 80, **CHAT}
+    asked["parallel_tool_calls"] = False
     whole = litellm.completion(**asked).choices[0]
     assert whole.finish_reason == "tool_calls"
     built = litellm.stream_chunk_builder(list(litellm.completion(**asked, stream=True))).choices[0]

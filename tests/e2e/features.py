@@ -140,7 +140,7 @@ def ask(server: Any, path: str, body: dict[str, Any], *, streamed: bool) -> list
         return [_plain(choice, choice.get("message", choice)) for choice in answer["choices"]]
     status, text = server.request("POST", path, body | {"stream": True, "stream_options": {"include_usage": True}})
     assert status == 200, (text, body)
-    *chunks, usage, done = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    *chunks, usage, done = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
     assert done == "[DONE]", done
     assert json.loads(usage)["choices"] == []
     joined: dict[int, dict[str, Any]] = {}

@@ -37,7 +37,13 @@ LENGTH_FIELD = {
     "/v1/messages": "max_tokens",
     "/v1/responses": "max_output_tokens",
 }
-CHUNKS = {"/v1/completions": "Completion", "/v1/chat/completions": "ChatCompletionChunk"}
+# Path |-> what each event of a stream is, and how the data of the last one begins (an error may come instead).
+STREAMS = {
+    "/v1/completions": ("Completion", "[DONE]"),
+    "/v1/chat/completions": ("ChatCompletionChunk", "[DONE]"),
+    "/v1/responses": ("ResponseEvent", '{"type":"response.'),
+    "/v1/messages": ("StreamEvent", '{"type":"message_stop"'),
+}
 
 
 class Fuzz:
@@ -99,8 +105,8 @@ class Fuzz:
         streamed = response.headers.get("content-type", [""])[0].startswith("text/event-stream")
         try:
             case.validate_response(response, checks=CHECKS)
-            if streamed and case.path in CHUNKS:
-                self._check_events(response.text, CHUNKS[case.path])
+            if streamed:
+                self._check_events(response.text, *STREAMS[case.path])
         except (Failure, FailureGroup, AssertionError, jsonschema.ValidationError) as fault:
             causes = fault.exceptions if isinstance(fault, FailureGroup) else [fault]
             told = "; ".join(f"{type(cause).__name__}: {str(cause)[:400]}" for cause in causes)
@@ -123,15 +129,19 @@ class Fuzz:
         if "model" in body:
             body["model"] = self._model
 
-    def _check_events(self, text: str, chunk: str) -> None:
-        """Every event is a chunk; the last is [DONE], or an error and then there is none."""
-        *events, last = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
-        if last != "[DONE]":
-            assert "error" in json.loads(last), f"the stream ends with {last[:200]}"
-        schema = {"$ref": f"#/components/schemas/{chunk}", "components": self._document.raw_schema["components"]}
-        validator = jsonschema.Draft202012Validator(schema)
+    def _check_events(self, text: str, kind: str, end: str) -> None:
+        """Every event is of its kind, and the last one says that it is the last."""
+        events = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
+        assert events, f"a stream without events: {text[:200]!r}"
+        if events[-1] != "[DONE]" and json.loads(events[-1]).get("error") is not None:
+            del events[-1]
+        else:
+            assert events[-1].startswith(end), f"the stream ends with {events[-1][:200]}"
+        components = self._document.raw_schema["components"]
+        validator = jsonschema.Draft202012Validator({"$ref": f"#/components/schemas/{kind}", "components": components})
         for event in events:
-            validator.validate(json.loads(event))
+            if event != "[DONE]":
+                validator.validate(json.loads(event))
 
 
 def _shorten(case: Case) -> None:

@@ -4,9 +4,6 @@ tools, errors as its exceptions, raw responses, and the asynchronous client.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -37,40 +34,27 @@ class GetWeather(BaseModel):
     days: int = Field(ge=1, le=9)
 
 
-@pytest.fixture(scope="module")
-def server(serve: Callable[..., AbstractContextManager[Any]], tiny_model: Path) -> Iterator[Any]:
-    with serve(tiny_model, "--prefill", "1", "--decode", "1", "--dtype", "float32") as running:
-        yield running
-        running.wait_idle()
-
-
-@pytest.fixture
-def client(server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-def test_models(client: openai.OpenAI, server: Any) -> None:
-    (model,) = client.models.list().data
-    assert model.id == server.model
-    assert client.models.retrieve(model.id) == model
-    with pytest.raises(openai.NotFoundError, match=server.model):
-        client.models.retrieve("another")
+def test_models(openai_client: openai.OpenAI, openai_server: Any) -> None:
+    (model,) = openai_client.models.list().data
+    assert model.id == openai_server.model
+    assert openai_client.models.retrieve(model.id) == model
+    with pytest.raises(openai.NotFoundError, match=openai_server.model):
+        openai_client.models.retrieve("another")
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_parse_gives_objects(client: openai.OpenAI, server: Any, temperature: float) -> None:
-    answer = client.chat.completions.parse(
-        model=server.model, messages=MESSAGES, response_format=Race, n=2, seed=3, temperature=temperature
+def test_parse_gives_objects(openai_client: openai.OpenAI, openai_server: Any, temperature: float) -> None:
+    answer = openai_client.chat.completions.parse(
+        model=openai_server.model, messages=MESSAGES, response_format=Race, n=2, seed=3, temperature=temperature
     )
     for choice in answer.choices:
         assert isinstance(choice.message.parsed, Race)
         assert choice.finish_reason == "stop"
 
 
-def test_parse_of_tools_gives_arguments(client: openai.OpenAI, server: Any) -> None:
-    answer = client.chat.completions.parse(
-        model=server.model,
+def test_parse_of_tools_gives_arguments(openai_client: openai.OpenAI, openai_server: Any) -> None:
+    answer = openai_client.chat.completions.parse(
+        model=openai_server.model,
         messages=MESSAGES,
         tools=[openai.pydantic_function_tool(GetWeather)],
         tool_choice="required",
@@ -82,15 +66,19 @@ def test_parse_of_tools_gives_arguments(client: openai.OpenAI, server: Any) -> N
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
-def test_an_answer_that_is_cut_is_told_as_such(client: openai.OpenAI, server: Any) -> None:
+def test_an_answer_that_is_cut_is_told_as_such(openai_client: openai.OpenAI, openai_server: Any) -> None:
     with pytest.raises(openai.LengthFinishReasonError):
-        client.chat.completions.parse(model=server.model, messages=MESSAGES, response_format=Race, max_tokens=2)
+        openai_client.chat.completions.parse(
+            model=openai_server.model, messages=MESSAGES, response_format=Race, max_tokens=2
+        )
 
 
-def test_the_streaming_helper_gives_the_whole_answer(client: openai.OpenAI, server: Any) -> None:
-    asked: dict[str, Any] = {"model": server.model, "messages": MESSAGES, "seed": 6, "max_tokens": 20}
-    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
-    with client.chat.completions.stream(
+def test_the_streaming_helper_gives_the_whole_answer(openai_client: openai.OpenAI, openai_server: Any) -> None:
+    asked: dict[str, Any] = {"model": openai_server.model, "messages": MESSAGES, "seed": 6}
+    beginning = openai_client.chat.completions.create(**asked, max_tokens=20).choices[0].message.content or ""
+    asked["stop"] = beginning[8:11]  # the helper takes an answer that is cut at its length for an error
+    whole = openai_client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    with openai_client.chat.completions.stream(
         **asked, logprobs=True, top_logprobs=2, stream_options={"include_usage": True}
     ) as stream:
         events = list(stream)
@@ -110,17 +98,17 @@ def test_the_streaming_helper_gives_the_whole_answer(client: openai.OpenAI, serv
     assert kinds >= {"chunk", "content.delta", "content.done", "logprobs.content.delta", "logprobs.content.done"}
 
 
-def test_the_streaming_helper_parses(client: openai.OpenAI, server: Any) -> None:
-    with client.chat.completions.stream(
-        model=server.model, messages=MESSAGES, response_format=Race, seed=8, n=2
+def test_the_streaming_helper_parses(openai_client: openai.OpenAI, openai_server: Any) -> None:
+    with openai_client.chat.completions.stream(
+        model=openai_server.model, messages=MESSAGES, response_format=Race, seed=8, n=2
     ) as stream:
         told = stream.get_final_completion()
     assert [type(choice.message.parsed) for choice in told.choices] == [Race, Race]
 
 
-def test_the_streaming_helper_gives_tool_calls(client: openai.OpenAI, server: Any) -> None:
-    with client.chat.completions.stream(
-        model=server.model,
+def test_the_streaming_helper_gives_tool_calls(openai_client: openai.OpenAI, openai_server: Any) -> None:
+    with openai_client.chat.completions.stream(
+        model=openai_server.model,
         messages=MESSAGES,
         tools=[openai.pydantic_function_tool(GetWeather)],
         tool_choice={"type": "function", "function": {"name": "GetWeather"}},
@@ -133,17 +121,18 @@ def test_the_streaming_helper_gives_tool_calls(client: openai.OpenAI, server: An
     assert [event.arguments for event in done] == [call.function.arguments]
 
 
-def test_a_whole_turn_with_a_tool(client: openai.OpenAI, server: Any) -> None:
+def test_a_whole_turn_with_a_tool(openai_client: openai.OpenAI, openai_server: Any) -> None:
     """The client's own message object goes back as it came, with the tool's answer."""
     tools: Any = [openai.pydantic_function_tool(GetWeather)]
-    asked: dict[str, Any] = {"model": server.model, "tools": tools, "max_tokens": 60, "seed": 2}
-    first = client.chat.completions.create(messages=MESSAGES, tool_choice="required", **asked).choices[0].message
+    asked: dict[str, Any] = {"model": openai_server.model, "tools": tools, "max_tokens": 200, "seed": 2}
+    asked["parallel_tool_calls"] = False  # a random model calls without end
+    first = openai_client.chat.completions.create(messages=MESSAGES, tool_choice="required", **asked).choices[0].message
     results = [
         {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"sun": True})}
         for call in first.tool_calls or []
     ]
     assert results
-    answer = client.chat.completions.create(messages=[*MESSAGES, first, *results], tool_choice="none", **asked)
+    answer = openai_client.chat.completions.create(messages=[*MESSAGES, first, *results], tool_choice="none", **asked)
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content
 
@@ -164,32 +153,37 @@ WRONG: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str | None]]
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fields", "kind", "param", "code"), WRONG)
 def test_errors_are_the_clients_own_exceptions(
-    client: openai.OpenAI,
-    server: Any,
+    openai_client: openai.OpenAI,
+    openai_server: Any,
     fields: dict[str, Any],
     kind: type[openai.APIStatusError],
     param: str,
     code: str | None,
     stream: bool,
 ) -> None:
-    asked: dict[str, Any] = {"model": server.model, "messages": MESSAGES, "stream": stream} | fields
+    asked: dict[str, Any] = {"model": openai_server.model, "messages": MESSAGES, "stream": stream} | fields
     with pytest.raises(kind) as raised:
-        client.chat.completions.create(**asked)
+        openai_client.chat.completions.create(**asked)
     assert (raised.value.param, raised.value.code) == (param, code)
     assert param in str(raised.value)
 
 
-def test_raw_responses_have_the_id_of_the_request(client: openai.OpenAI, server: Any) -> None:
-    raw = client.completions.with_raw_response.create(
-        model=server.model, prompt="hi", max_tokens=1, extra_headers={"X-Request-Id": "mine-1"}
+def test_raw_responses_have_the_id_of_the_request(openai_client: openai.OpenAI, openai_server: Any) -> None:
+    raw = openai_client.completions.with_raw_response.create(
+        model=openai_server.model, prompt="hi", max_tokens=1, extra_headers={"X-Request-Id": "mine-1"}
     )
     assert raw.headers["x-request-id"] == raw.parse()._request_id == "mine-1"
     assert "Server-Timing" in raw.headers
 
 
-def test_the_asynchronous_client_runs_many_at_once(server: Any) -> None:
+def test_the_asynchronous_client_runs_many_at_once(openai_server: Any) -> None:
     async def one(client: openai.AsyncOpenAI, seed: int) -> str:
-        asked: dict[str, Any] = {"model": server.model, "prompt": f"runner {seed}", "seed": seed, "max_tokens": 10}
+        asked: dict[str, Any] = {
+            "model": openai_server.model,
+            "prompt": f"runner {seed}",
+            "seed": seed,
+            "max_tokens": 10,
+        }
         whole = await client.completions.create(**asked)
         text = ""
         async for chunk in await client.completions.create(**asked, stream=True):
@@ -198,15 +192,15 @@ def test_the_asynchronous_client_runs_many_at_once(server: Any) -> None:
         return text
 
     async def scenario() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{openai_server.url}/v1", api_key="none", max_retries=0) as client:
             return await asyncio.gather(*(one(client, seed) for seed in range(24)))
 
     assert len(set(asyncio.run(scenario()))) > 20
 
 
-def test_a_stream_that_is_left_ends_its_work(client: openai.OpenAI, server: Any) -> None:
-    with client.completions.create(
-        model=server.model, prompt="hi", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+def test_a_stream_that_is_left_ends_its_work(openai_client: openai.OpenAI, openai_server: Any) -> None:
+    with openai_client.completions.create(
+        model=openai_server.model, prompt="hi", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
     ) as stream:
         next(iter(stream))
-    server.wait_idle()
+    openai_server.wait_idle()
