@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
@@ -11,7 +10,6 @@ from aiohttp import web
 from ..core.errors import RequestError
 from ..core.timeline import Station, Timeline
 from .gateway import Gateway
-from .generation import Unavailable
 from .keys import sent_key
 from .middleware import api_key, shown_request_id
 from .openai.answers import encode_json
@@ -60,26 +58,15 @@ class Answering:
     ) -> web.StreamResponse:
         """Has the request generated, and spelled by `format`."""
         gateway = self._gateway
-        response = gateway.respond(format, parsed)
-        if parsed.sampling.grammar:
-            await gateway.grammars.check(parsed.sampling.grammar, parsed.grammar_param)
-        prompts = await gateway.prompts.build(parsed, gateway.limits)
-        timeline = timeline.stamped(Station.TOKENISED)
         urgency = urgency_of(parsed.priority, parsed.service_tier, sent_key(request.headers))
         namespace = gateway.tenants.namespace(api_key(request), parsed.cache_salt)
-        try:
-            response.start(prompts, namespace, timeline, urgency, partial(gateway.answer_parser, parsed))
+        async with gateway.generating(parsed, format, timeline, urgency, namespace) as response:
             if parsed.stream:
                 await response.wait_for_start()
                 return await self._stream(request, response)
             body = await response.whole()
             headers = {"Server-Timing": spell_timing(response.timeline)} | response.queue_headers
             return web.Response(body=body, content_type="application/json", headers=headers)
-        except Unavailable as error:
-            error.headers = response.queue_headers
-            raise
-        finally:
-            response.close()
 
     async def _stream(self, request: web.Request, response: Response) -> web.StreamResponse:
         headers = _SSE_HEADERS | {"X-Request-Id": shown_request_id(request)} | response.queue_headers

@@ -4,11 +4,15 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from ..core.config import GatewayConfig
 from ..core.messages import NodeRef, Role
-from ..core.request import SamplingParams
+from ..core.request import SamplingParams, Urgency
+from ..core.timeline import Station, Timeline
 from ..radix_cache.index import PrefixIndexes
 from ..transfer.gateway_channel import GatewayChannel
 from ..transfer.keys import ClusterKeys
@@ -22,6 +26,7 @@ from .cache_feed import CacheFeed
 from .cluster import Channel, Cluster
 from .deltas import PieceParser
 from .dispatcher import Dispatcher
+from .generation import Unavailable
 from .grammars import Grammars
 from .membership import Membership
 from .metrics import Metrics
@@ -99,11 +104,29 @@ class Gateway:
         """Seconds until a prompt sent there now would be begun, by role; of workers whose speed is known."""
         return self._placement.backlogs(time.monotonic())
 
-    def respond(self, answer: AnswerFormat, request: ParsedRequest) -> Response:
-        """A response that has not been started."""
-        return Response(self.dispatcher, self.metrics, self.tokenizer, answer, request, self.config.keep_alive_s)
+    @asynccontextmanager
+    async def generating(
+        self, request: ParsedRequest, answer: AnswerFormat, timeline: Timeline, urgency: Urgency, namespace: str
+    ) -> AsyncIterator[Response]:
+        """Has the request generated, to be spelled by `answer`; leaving the block ends what still runs.
 
-    def answer_parser(self, request: ParsedRequest, prompt: Prompt) -> PieceParser:
+        Raises RequestError for what is wrong with it, and Unavailable when workers cannot serve it now.
+        """
+        response = Response(self.dispatcher, self.metrics, self.tokenizer, answer, request, self.config.keep_alive_s)
+        if request.sampling.grammar:
+            await self.grammars.check(request.sampling.grammar, request.grammar_param)
+        prompts = await self.prompts.build(request, self.limits)
+        timeline = timeline.stamped(Station.TOKENISED)
+        try:
+            response.start(prompts, namespace, timeline, urgency, partial(self._answer_parser, request))
+            yield response
+        except Unavailable as error:
+            error.headers = response.queue_headers
+            raise
+        finally:
+            response.close()
+
+    def _answer_parser(self, request: ParsedRequest, prompt: Prompt) -> PieceParser:
         """What reads one answer to `request`."""
         end = self.tokenizer.decode(prompt.token_ids[-_PROMPT_END:], skip_special_tokens=False)
         return answer_parser(request, self._tool_format, thinks=self._thinks, prompt_end=end)

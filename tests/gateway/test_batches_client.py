@@ -134,6 +134,30 @@ def test_completions_too_and_at_batch_priority(with_client: Any) -> None:
     with_client(scenario, api_key_digests=tuple(map(digest_of, KEYS)))
 
 
+def test_responses_too(with_client: Any) -> None:
+    async def scenario(world: Any, client: openai.AsyncOpenAI) -> None:
+        bodies: list[dict[str, Any]] = [
+            {"input": "hi", "instructions": "be kind", "store": True},
+            {"input": "hi", "previous_response_id": "resp_1"},
+            {"input": "hi", "max_output_tokens": 10**9},
+        ]
+        lines = [
+            {"custom_id": str(i), "method": "POST", "url": "/v1/responses", "body": {"model": "tiny-llama"} | body}
+            for i, body in enumerate(bodies)
+        ]
+        batch = await ended(client, (await create(client, *lines, endpoint="/v1/responses")).id)
+        (line,) = await lines_of(client, batch.output_file_id)
+        response = openai.types.responses.Response.model_validate(line["response"]["body"])
+        assert response.output_text == ANSWER
+        assert (response.status, line["response"]["body"]["store"]) == ("completed", False)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(response.id)
+        errors = [line["response"]["body"]["error"] for line in await lines_of(client, batch.error_file_id)]
+        assert [error["param"] for error in errors] == ["previous_response_id", "max_output_tokens"]
+
+    with_client(scenario)
+
+
 GOOD = chat_line("good")
 WRONG: list[tuple[str, bytes, list[tuple[str, int | None, str | None]]]] = [
     ("empty", b"", [("empty_file", None, None)]),
