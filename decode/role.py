@@ -162,7 +162,8 @@ class DecodeRole:
         for scores in step.scores:
             scores.collect()
         for sequence, num_tokens in step.chunks:
-            sequence.collected(num_tokens)
+            if sequence.phase is not Phase.FINISHED:  # what one that has ended keeps for forks stays as it is
+                sequence.collected(num_tokens)
             if sequence.phase is Phase.COMPUTING:
                 if sequence.request_id in step.complete:
                     sequence.on(Event.PROMPT_COMPUTED)

@@ -358,3 +358,34 @@ def test_any_order_any_abort_any_death(house, sampled_oracle, seed) -> None:
         assert output == sampled_oracle(prompt, len(output), SEED, choice), name
         assert name in h.finished or name in lost, (name, h.failed)
     h.assert_idle()
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize("num_prompt", range(20, 24))
+def test_steps_in_flight_of_one_that_has_ended_leave_what_it_kept_as_it_is(
+    house, sampled_oracle, block_size, num_prompt
+) -> None:
+    """They would fill the kept blocks up with tokens that nobody has, when those blocks are given up."""
+    h = house(max_running=1, block_size=block_size, num_blocks=256 // block_size, policy=PRIORITY)
+    d = h.birth(DECODE)
+    device, role = h.benches[d].engine.runner.device, decode_role(h, d)
+    prompt = PROMPT[:num_prompt]
+    h.generate("a", prompt, 9, d, None, choices=(0, 1), temperature=1.0, seed=SEED)
+    while not h.outputs["a"]:
+        h.random_step()
+    device.holds = h.overlaps
+    while h.overlaps and len(role._in_flight) < 2:
+        h.random_step()
+    h.abort("a", 0)
+    while role._forks.entry("a", 0):
+        h.random_step()
+    other = [99 - i for i in range(num_prompt)]
+    h.generate("b", other, 9, d, None, urgency=Urgency(0), temperature=1.0, seed=SEED)
+    device.holds = False
+    h.settle()
+    assert h.outputs["a#1"] == sampled_oracle(prompt, 9, SEED, 1)
+    assert h.outputs["b"] == sampled_oracle(other, 9, SEED, 0)
+    h.generate("c", [*prompt, *h.outputs["a#1"]], 3, d, None, temperature=1.0, seed=SEED)
+    h.settle()
+    assert h.outputs["c"] == sampled_oracle([*prompt, *h.outputs["a#1"]], 3, SEED, 0)
+    h.assert_idle()
