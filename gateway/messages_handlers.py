@@ -34,15 +34,17 @@ class MessagesHandlers:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         with NAMES.told():
-            timeline, parsed = await self._answering.receive(request, lambda body: self._parse(self._message, body))
+            timeline, parsed = await self._answering.receive(
+                request, lambda body: self._parsed(read_json(self._message, body))
+            )
             answer = MessagesFormat(f"msg_{request_id(request)}", self._gateway.config.served_model)
             return await self._answering.answer(request, parsed, timeline, answer)
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         with NAMES.told():
-            _, parsed = await self._answering.receive(request, lambda body: self._parse(self._count, body))
+            _, parsed = await self._answering.receive(request, lambda body: self._parsed(read_json(self._count, body)))
             (token_ids,) = await self._gateway.prompts.encode(parsed.prompt, self._gateway.limits)
         return json_answer(CountedTokens(len(token_ids)))
 
-    def _parse(self, decoder: msgspec.json.Decoder[CountTokensRequest], body: bytes) -> ParsedRequest:
-        return self._gateway.parser.chat_fields(chat_request(read_json(decoder, body)))
+    def _parsed(self, fields: CountTokensRequest) -> ParsedRequest:
+        return self._gateway.parser.chat_fields(chat_request(fields))

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import msgspec
 from aiohttp import web
 
 from ..core.errors import RequestError
@@ -10,14 +9,10 @@ from .answering import Answering, json_answer
 from .gateway import Gateway
 from .keys import owner_of
 from .middleware import api_key, request_id
-from .openai.answers import encode_json
-from .openai.json_errors import bounded, read_json
-from .openai.request import ParsedRequest
-from .responses.answers import DeletedResponse, ResponseObject
-from .responses.fields import InputItem, ResponsesRequest
-from .responses.format import ResponsesFormat, begun_response
-from .responses.store import ResponseStore, StoredResponse
-from .responses.translation import NAMES, chat_request, input_items
+from .openai.json_errors import bounded
+from .responses.answers import DeletedResponse
+from .responses.service import Responses
+from .responses.translation import NAMES
 
 
 def responses_routes(gateway: Gateway) -> list[web.RouteDef]:
@@ -31,62 +26,33 @@ def responses_routes(gateway: Gateway) -> list[web.RouteDef]:
 
 
 class ResponsesHandlers:
-    """Bound to one gateway; what it stores is gone with it."""
+    """Bound to one gateway."""
 
     def __init__(self, gateway: Gateway):
-        self._gateway = gateway
+        self._responses = Responses(gateway.parser, gateway.tokenizer, gateway.config.served_model)
         self._answering = Answering(gateway)
-        self._store = ResponseStore()
-        self._body = msgspec.json.Decoder(ResponsesRequest)
-        self._items = msgspec.json.Decoder(list[InputItem])
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         owner = owner_of(api_key(request))
         with NAMES.told():
-            timeline, (fields, earlier, parsed) = await self._answering.receive(request, partial(self._parse, owner))
-            gateway = self._gateway
-            response_id = f"resp_{request_id(request)}"
-            response = begun_response(response_id, gateway.config.served_model, fields, parsed.service_tier)
-
-            def keep(response: ResponseObject) -> None:
-                if response.store:
-                    conversation = encode_json([*earlier, *input_items(fields), *response.output])
-                    self._store.put(owner, response_id, StoredResponse(encode_json(response), conversation))
-
-            answer = ResponsesFormat(response, parsed, gateway.tokenizer, keep)
-            return await self._answering.answer(request, parsed, timeline, answer)
+            timeline, asked = await self._answering.receive(request, partial(self._responses.parse, owner))
+            answer = self._responses.format(asked, owner, request_id(request))
+            return await self._answering.answer(request, asked.parsed, timeline, answer)
 
     async def retrieve(self, request: web.Request) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         if request.query.get("stream", "false").lower() != "false":
             raise RequestError("stream: a stored response comes as a whole; leave it out", "stream")
-        stored = self._store.get(owner_of(api_key(request)), response_id)
+        stored = self._responses.store.get(owner_of(api_key(request)), response_id)
         if stored is None:
             raise _not_found(response_id)
         return web.Response(body=stored.answer, content_type="application/json")
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
-        if not self._store.delete(owner_of(api_key(request)), response_id):
+        if not self._responses.store.delete(owner_of(api_key(request)), response_id):
             raise _not_found(response_id)
         return json_answer(DeletedResponse(response_id))
-
-    def _parse(self, owner: str, body: bytes) -> tuple[ResponsesRequest, list[InputItem], ParsedRequest]:
-        """The body, the conversation that it continues, and both as a chat request."""
-        fields = read_json(self._body, body)
-        self._gateway.parser.check_model(fields.model)
-        earlier: list[InputItem] = []
-        if fields.previous_response_id is not None:
-            stored = self._store.get(owner, fields.previous_response_id)
-            if stored is None:
-                raise RequestError(
-                    f"previous_response_id: {bounded(fields.previous_response_id, 80)!r} is not stored here (any "
-                    "more); send its items as input",
-                    "previous_response_id",
-                    "previous_response_not_found",
-                )
-            earlier = self._items.decode(stored.conversation)
-        return fields, earlier, self._gateway.parser.chat_fields(chat_request(fields, earlier))
 
 
 def _not_found(response_id: str) -> RequestError:
