@@ -63,7 +63,8 @@ class Answering:
         async with gateway.generating(parsed, format, timeline, urgency, namespace) as response:
             if parsed.stream:
                 await response.wait_for_start()
-                return await self._stream(request, response)
+                # In a task of its own: each token wakes it, and would run through all that surrounds a handler else.
+                return await asyncio.create_task(self._stream(request, response))
             body = await response.whole()
             headers = {"Server-Timing": spell_timing(response.timeline)} | response.queue_headers
             return web.Response(body=body, content_type="application/json", headers=headers)

@@ -147,7 +147,7 @@ class Probe:
         names = " and ".join(ref.node_id for ref in pair if ref is not None)
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                await _ended(generation)
+                await _ended(generation, changed)
         except TimeoutError:
             text = f"{names} did not answer a probe within {TIMEOUT_S:g} s"
             return Problem(text, self._others_progress(before, started))
@@ -198,7 +198,7 @@ def _other(prefill: list[NodeRef], decode: NodeRef, turn: int) -> NodeRef | None
     return others[turn % len(others)] if others else None
 
 
-async def _ended(generation: Generation) -> None:
+async def _ended(generation: Generation, changed: asyncio.Event) -> None:
     while not generation.ended:
-        generation.changed.clear()
-        await generation.changed.wait()
+        changed.clear()
+        await changed.wait()

@@ -8,7 +8,7 @@ turn, the comment says where it stands.
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
@@ -58,6 +58,7 @@ class Response:
         self.is_client_behind = False  # set by the writer
         self._choices: list[Choice] = []
         self._started_at = time.monotonic()
+        self._num_running = 0  # choices
         self._first_place: Place | None = None
         self._told_position = 0
         self._told_at = 0.0
@@ -78,6 +79,7 @@ class Response:
                 index = len(self._choices)
                 choice = Choice(index, generation, generations[0], self._tokenizer, rules, new_parser(prompt))
                 self._choices.append(choice)
+        self._num_running = len(self._choices)
         self._first_place = self._place()
 
     def _generations(
@@ -227,10 +229,12 @@ class Response:
         while True:
             self._changed.clear()
             most_tokens = 1 if has_one_each and not self.is_client_behind else None
-            deltas = [delta for choice in self._choices for delta in self._advance(choice, most_tokens)]
+            deltas: list[Delta] = []
+            for choice in self._choices:
+                self._advance(choice, most_tokens, deltas)
             if deltas:
                 yield deltas
-            if self._have_all_ended():
+            if not self._num_running:
                 return
             self._raise_error()
             if self._changed.is_set():
@@ -242,10 +246,8 @@ class Response:
             if not await self._changed.wait(pause_s):
                 yield []
 
-    def _have_all_ended(self) -> bool:
-        return all(choice.finish_reason is not None for choice in self._choices)
-
-    def _advance(self, choice: Choice, most_tokens: int | None) -> Iterator[Delta]:
+    def _advance(self, choice: Choice, most_tokens: int | None, deltas: list[Delta]) -> None:
+        """Adds what is new of it to `deltas`."""
         generation = choice.generation
         if not choice.started and generation.output_token_ids and Station.FIRST_CHUNK not in generation.timeline.stamps:
             generation.timeline = generation.timeline.stamped(Station.FIRST_CHUNK)
@@ -254,9 +256,11 @@ class Response:
         for _ in range(max(choice.num_untold_tokens, 1)):
             if (delta := choice.advance(most_tokens)) is None:
                 return
-            if delta.stopped_early:
-                self._dispatcher.cancel(generation, "a stop string was generated")
-            yield delta
+            deltas.append(delta)
+            if delta.finish_reason is not None:
+                self._num_running -= 1
+                if delta.stopped_early:
+                    self._dispatcher.cancel(generation, "a stop string was generated")
             if most_tokens is None:
                 return
 
