@@ -362,6 +362,45 @@ def test_forms_that_are_none(with_client: Any, tmp_path: Path) -> None:
     with_client(scenario)
 
 
+@pytest.mark.slow  # lines wait as long as a client without a worker is told to
+def test_a_drain_waits_for_no_line_and_the_next_gateway_goes_on(in_world: Any, tmp_path: Path) -> None:
+    """Lines of a large batch, all on workers that answer none, and a live request that is waited for."""
+    batch_ids = []
+
+    async def first(world: Any) -> None:
+        _, decode = await world.pair(auto=False)
+        async with client_of(world) as client:
+            batch = await create(client, *(chat_line(f"{i}") for i in range(100)))
+            batch_ids.append(batch.id)
+            async with asyncio.timeout(10):
+                while len(decode.of(GenerateRequest)) < 3:
+                    await asyncio.sleep(0.001)
+                live = asyncio.create_task(world.answer_to(COMPLETIONS, {"prompt": "live"}))
+                while not any(not m.request.urgency.is_batch for m in decode.of(GenerateRequest)):
+                    await asyncio.sleep(0.001)
+                draining = asyncio.create_task(world.gateway.drain(100))
+                while world.gateway.dispatcher.num_in_flight + world.gateway.dispatcher.num_queued > 1:
+                    await asyncio.sleep(0.001)
+                assert not draining.done()
+                decode.finish(decode.request_id)
+                assert (await live)[0] == 200
+                await draining
+            found = await client.batches.retrieve(batch.id)
+            assert (found.status, found.request_counts.completed) == ("in_progress", 0)
+            assert (await world.answer_to("/v1/batches", {}))[0] == 503
+
+    async def second(world: Any) -> None:
+        async with client_of(world) as client:
+            # It waits for workers, which come later than the gateway.
+            assert (await client.batches.retrieve(batch_ids[0])).status == "in_progress"
+            await world.pair()
+            batch = await ended(client, batch_ids[0])
+            assert batch.request_counts.completed == 100
+
+    for scenario in (first, second):
+        in_world(scenario, batch_dir=str(tmp_path / "batches"))
+
+
 def test_without_a_folder_nothing_is_served(in_world: Any) -> None:
     async def scenario(world: Any) -> None:
         for path in ("/v1/files", "/v1/batches", "/v1/files/x", "/v1/files/x/content", "/v1/batches/x"):
