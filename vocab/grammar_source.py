@@ -5,6 +5,7 @@ whether it compiles is for a GrammarCompiler to say. What cannot be enforced is 
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ MAX_CHOICES = 1024
 # Between the parts of JSON: nothing, one space, or a line break with its indentation. All that is usual, and bounded,
 # because small models like to go on with blank lines for ever.
 _LAYOUT = {"whitespace_pattern": r" |\n {0,64}"}
+
+_OTHER_RULE = re.compile(r"^\s*<?[\w-]+>?\s*::=", re.MULTILINE)  # as GBNF and EBNF write rules
 
 # Keywords of old drafts that llguidance takes for the user's own and would not enforce.
 _OLD_KEYWORDS = ("disallow", "divisibleBy", "extends")
@@ -54,7 +57,7 @@ def choice_grammar(choices: Sequence[str], param: str) -> str:
 
 def lark_grammar(text: str, param: str) -> str:
     """A text of a Lark grammar in llguidance's dialect; its rule `start` is the whole."""
-    if "::=" in text:
+    if _OTHER_RULE.search(text):
         raise RequestError(f"{param}: this looks like GBNF or EBNF; write the grammar in Lark's syntax", param)
     return _serialised({"lark_grammar": text}, param)
 

@@ -110,7 +110,7 @@ def _description(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with no fields but role and content, and no roles but those that every template knows.
+    """Messages in which calls are text of the assistant and results text of the user.
 
     Results of several calls become one message: many templates want user and assistant to take turns.
     """

@@ -173,8 +173,17 @@ def test_lark(walk: Callable[[str, int], str | None], compiler: GrammarCompiler)
     assert walk(lark_grammar('start: "a" number\nnumber: /[0-9]{3}/', "grammar"), 1)[:1] == "a"  # type: ignore[index]
     for wrong in ("", "start: nothing", 'start: start "a"', "start: <nope>", "%import x", '{"grammars": []}'):
         assert compiler.check(lark_grammar(wrong, "grammar")), wrong
-    with pytest.raises(RequestError, match="Lark"):
-        lark_grammar('root ::= "a"', "grammar")
+    for other in ('root ::= "a"', '\n  my-rule::= "a"', 'start: "a"\n<b> ::= "b"'):
+        with pytest.raises(RequestError, match="Lark"):
+            lark_grammar(other, "grammar")
+
+
+def test_texts_may_hold_what_other_grammars_are_known_by(walk: Callable[[str, int], str | None]) -> None:
+    assert walk(choice_grammar(["a ::= b"], "choice"), 0) == "a ::= b"
+    assert walk(regex_grammar("a ::= b", "regex"), 0) == "a ::= b"
+    assert walk(lark_grammar('start: "a ::= b"', "grammar"), 0) == "a ::= b"
+    tool = Tool("f", None, {"type": "object", "properties": {}, "description": "root ::= it"})
+    assert walk(calls_grammar(HERMES, [(tool, "tools[0]")], allows_several=False), 0)
 
 
 @pytest.mark.parametrize("grammar", ["", "{}", "no grammar", '{"grammars": [{}]}', "\x00"])
