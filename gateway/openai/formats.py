@@ -94,6 +94,7 @@ class _Base:
         self._tells_logprobs = request.tells_logprobs
         self._includes_usage = request.include_usage
         self._tells_usage = request.include_usage or request.continuous_usage
+        self._always_counts = request.continuous_usage
         self._tier: str | UnsetType = UNSET if request.service_tier is None else request.service_tier
         self._templates: dict[int, _Template] = {}  # by choice
         self._speller = TokenSpeller(tokenizer, skip_special_tokens=request.rules.skip_special_tokens)
@@ -189,7 +190,8 @@ class ChatFormat(_Base):
         )
 
     def first(self, index: int, usage: Usage) -> bytes:
-        return self._chunk(ChatChunkChoice(index, MessageDelta(role="assistant", content="")), None)
+        choice = ChatChunkChoice(index, MessageDelta(role="assistant", content=""))
+        return self._chunk(choice, usage if self._always_counts else None)
 
     def delta(self, delta: Delta, usage: Usage | None) -> bytes:
         if (text := self._text_alone(delta, usage)) is not None:
