@@ -38,9 +38,3 @@ class TokenCounts:
     def counts(self) -> NDArray[np.int64]:
         """`[n]`: how often each of them is in the output; 0: in the prompt alone."""
         return self._counts[: len(self._place)]
-
-    def copy(self) -> "TokenCounts":
-        """One that goes its own way."""
-        twin = TokenCounts((), ())
-        twin._place, twin._ids, twin._counts = dict(self._place), self._ids.copy(), self._counts.copy()
-        return twin

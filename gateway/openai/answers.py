@@ -72,7 +72,9 @@ class Completion(msgspec.Struct):
 
 
 class TopLogprob(msgspec.Struct):
-    """`bytes`: what the token adds to the text, so those of the chosen tokens join to it; [] for an end token."""
+    """`bytes`: what the token adds to the text, so those of the chosen tokens join to it; [] for an end token. A stop
+    string is in them even where it was cut off the text: its tokens were generated.
+    """
 
     token: str
     logprob: float
