@@ -7,11 +7,21 @@ from msgspec import Meta
 
 from ..openai.fields import Refused
 
+# What the documents say; what is refused is told in words by the translation.
+_Role = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant"]})]
+_BlockType = Annotated[
+    str, Meta(extra_json_schema={"enum": ["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]})
+]
+_ToolType = Annotated[str, Meta(extra_json_schema={"enum": ["custom"]})]
+_ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "tool", "none"]})]
+_ThinkingType = Annotated[str, Meta(extra_json_schema={"enum": ["enabled", "adaptive", "disabled"]})]
+_FormatType = Annotated[str, Meta(extra_json_schema={"enum": ["json_schema"]})]
+
 
 class InputBlock(msgspec.Struct):
     """`type`: text, tool_use, tool_result, thinking or redacted_thinking. `cache_control` is ignored: all is cached."""
 
-    type: str
+    type: _BlockType
     text: str | None = None
     id: str | None = None
     name: str | None = None
@@ -25,7 +35,7 @@ class InputBlock(msgspec.Struct):
 class InputMessage(msgspec.Struct):
     """`role`: user or assistant. The assistant's at the end is continued."""
 
-    role: str
+    role: _Role
     content: str | list[InputBlock]
 
 
@@ -35,13 +45,13 @@ class ToolParam(msgspec.Struct):
     name: str
     input_schema: dict[str, Any] | None = None
     description: str | None = None
-    type: str | None = None
+    type: _ToolType | None = None
 
 
 class ToolChoice(msgspec.Struct):
     """`type`: auto, any, tool (with its `name`) or none."""
 
-    type: str
+    type: _ChoiceType
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
@@ -49,13 +59,13 @@ class ToolChoice(msgspec.Struct):
 class Thinking(msgspec.Struct):
     """`type`: enabled, adaptive or disabled, which the chat template is told; how long is left to the model."""
 
-    type: str
+    type: _ThinkingType
 
 
 class OutputFormat(msgspec.Struct):
     """`type`: json_schema."""
 
-    type: str
+    type: _FormatType
     schema: dict[str, Any] | bool | None = None
 
 

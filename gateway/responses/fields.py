@@ -8,6 +8,21 @@ from msgspec import Meta
 from ..openai.fields import MAX_CHAT_LOGPROBS, Refused
 from ..urgency import PRIORITIES
 
+# What the documents say; what is refused is told in words by the translation.
+_Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant"]})]
+_ItemType = Annotated[
+    str, Meta(extra_json_schema={"enum": ["message", "function_call", "function_call_output", "reasoning"]})
+]
+_PartType = Annotated[
+    str,
+    Meta(
+        extra_json_schema={
+            "enum": ["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"],
+        }
+    ),
+]
+_FormatType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "json_object", "json_schema"]})]
+_Function = Annotated[str, Meta(extra_json_schema={"enum": ["function"]})]
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
@@ -16,7 +31,7 @@ Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
 class InputPart(msgspec.Struct):
     """`type`: input_text, output_text, text, summary_text or reasoning_text; or refusal, with that field."""
 
-    type: str
+    type: _PartType
     text: str | None = None
     refusal: str | None = None
 
@@ -24,8 +39,8 @@ class InputPart(msgspec.Struct):
 class InputItem(msgspec.Struct):
     """A message, function_call, function_call_output or reasoning; items of an earlier answer can be sent back."""
 
-    type: str = "message"
-    role: str | None = None
+    type: _ItemType = "message"
+    role: _Role | None = None
     content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
@@ -37,7 +52,7 @@ class InputItem(msgspec.Struct):
 class TextFormat(msgspec.Struct):
     """`type`: text, json_object or json_schema. `strict` makes no difference."""
 
-    type: str = "text"
+    type: _FormatType = "text"
     name: Annotated[str, Meta(max_length=256)] | None = None
     schema: dict[str, Any] | bool | None = None
     description: str | None = None
@@ -60,7 +75,7 @@ class ReasoningConfig(msgspec.Struct):
 class FunctionTool(msgspec.Struct):
     """`strict` makes no difference: arguments are constrained whenever a call is required."""
 
-    type: str
+    type: _Function
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -68,7 +83,7 @@ class FunctionTool(msgspec.Struct):
 
 
 class FunctionChoice(msgspec.Struct):
-    type: str
+    type: _Function
     name: str | None = None
 
 

@@ -60,4 +60,4 @@ def test_errors_are_the_clients_exceptions(client: anthropic.Anthropic, openai_s
     with pytest.raises(anthropic.NotFoundError, match=openai_server.model):
         client.messages.create(model="claude", messages=QUESTION, max_tokens=5)
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
-        client.messages.create(model=openai_server.model, messages=QUESTION, max_tokens=10**6)
+        client.messages.create(model=openai_server.model, messages=QUESTION, max_tokens=20_000)
