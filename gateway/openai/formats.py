@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import UNSET, UnsetType
 
@@ -254,7 +254,7 @@ def _message_delta(pieces: list[Piece]) -> MessageDelta:
             calls[piece.index].function.arguments += piece.arguments
         else:
             function = FunctionCallDelta(UNSET if piece.name is None else piece.name, piece.arguments)
-            kind = UNSET if piece.call_id is None else "function"
+            kind: Literal["function"] | UnsetType = UNSET if piece.call_id is None else "function"
             calls[piece.index] = ToolCallDelta(piece.index, piece.call_id or UNSET, kind, function)
     if calls:
         delta.tool_calls = list(calls.values())
