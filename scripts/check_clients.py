@@ -39,7 +39,19 @@ def main() -> None:
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # nothing is fetched
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        langchain = ["-m", "pytest", "-q", "-rfExX", "-p", "no:cacheprovider", "-c", os.devnull, "test_langchain.py"]
+        langchain = [
+            "-m",
+            "pytest",
+            "-q",
+            "-rfExX",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            os.devnull,
+            "-o",
+            "asyncio_mode=auto",
+            "test_langchain.py",
+        ]
         ended = [
             subprocess.run([python, *arguments], cwd=CLIENTS, env=environment, check=False).returncode
             for arguments in (["use_litellm.py"], langchain)

@@ -4,16 +4,13 @@ Run by scripts/check_clients.py, which says where the server is. The flags are t
 only. Tests that ask for wit (to call a function with the number that a question names) are marked.
 """
 
+import functools
 import os
 
 import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
-
-_TOO_SMALL = pytest.mark.xfail(
-    reason="a model of 135M parameters calls the right tool with other arguments", strict=False
-)
 
 
 class TestBaton(ChatModelIntegrationTests):
@@ -28,7 +25,7 @@ class TestBaton(ChatModelIntegrationTests):
             "api_key": "none",
             "model": os.environ["BATON_MODEL"],
             "temperature": 0,
-            "max_completion_tokens": 96,
+            "max_completion_tokens": 200,
             "seed": 1,
             "stream_usage": True,
             "timeout": 120,
@@ -62,3 +59,24 @@ class TestBaton(ChatModelIntegrationTests):
     @property
     def supports_model_override(self) -> bool:
         return False  # one model is served
+
+
+def _needs_wit(name: str) -> None:
+    """Marks one test: a model of 135M parameters calls a tool with other arguments, or goes on until it is cut."""
+    mark = pytest.mark.xfail(reason="a model of 135M parameters does not do what it is asked", strict=False)
+    inherited = getattr(ChatModelIntegrationTests, name)
+
+    @functools.wraps(inherited)
+    def test(self: ChatModelIntegrationTests, *args: object, **kwargs: object) -> object:
+        return inherited(self, *args, **kwargs)
+
+    setattr(TestBaton, name, mark(test))
+
+
+for _name in (
+    "test_tool_calling",
+    "test_tool_calling_with_no_arguments",
+    "test_agent_loop",
+    "test_unicode_tool_call_integration",
+):
+    _needs_wit(_name)
