@@ -3,7 +3,7 @@
 Predicted steps are means of what the device does. What an answer takes has more in it: the host between steps, prompts
 that come together. But it also has times in it when the worker was less full than it may be, and steps were shorter.
 What comes of both, answers tell when they end: the aim falls while more than a few of the last ones were late, and
-rises while fewer were. It moves at ends on a full worker alone: else nobody waits, and another cap would change nothing.
+rises while fewer were. It moves at ends on a full worker alone: else nobody waits, and another cap changes nothing.
 
 Counted are all ends, not those of full moments: a worker that is full for seconds at a time has late answers then and
 few in all, while who is kept waiting to spare them misses its TTFT for certain.
