@@ -236,15 +236,16 @@ def test_who_fits_no_worker_any_more_does_not_hold_up_those_behind(hand_module: 
     hand = hand_module.HandDriven()
     large = hand.join(hand_module.decode_info("decode-0", max_running=1))
     running, big, behind = hand.submit(), hand.submit(num_tokens=4000), hand.submit()
-    hand.join(hand_module.decode_info("decode-1", num_blocks=8, max_running=2))
+    small = hand.join(hand_module.decode_info("decode-1", num_blocks=8, max_running=2))
     assert big.error is None
-    assert behind.attempt is None, "it is not its turn yet"
+    assert behind.attempt is not None, "the worker that is free could not serve the one in front of it"
+    assert behind.attempt.route.decode == small
     hand.leave(large)
     assert big.error is not None
     assert big.error.status == 503
     assert "4016 tokens" in str(big.error)
     assert running.attempt is not None
-    assert behind.attempt is not None
+    assert running.attempt.route.decode == small
 
 
 @pytest.mark.parametrize("how", ["dispatch", "abort"])

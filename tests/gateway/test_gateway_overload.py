@@ -162,21 +162,10 @@ def test_a_long_wait_is_kept_alive(in_world: Any, world_module: Any) -> None:
     in_world(scenario, keep_alive_s=0.02)
 
 
-def test_what_comes_together_goes_out_together(in_world: Any, world_module: Any, answer: list[int]) -> None:
-    async def scenario(world: Any) -> None:
-        await world.pair(chunk_size=1)
-        async with world.post("/v1/completions", BODY | {"stream": True}) as response:
-            chunks = world_module.sse_chunks(await response.read())
-        assert "".join(c["choices"][0]["text"] for c in chunks) == ANSWER
-        assert len(chunks) < len(answer) / 2
-
-    in_world(scenario)
-
-
 def test_a_client_that_takes_nothing_is_dropped(
     in_world: Any, world_module: Any, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
 ) -> None:
-    monkeypatch.setattr("baton.gateway.openai_handlers.CLIENT_STALL_S", 0.2)
+    monkeypatch.setattr("baton.gateway.answering.CLIENT_STALL_S", 0.2)
 
     async def scenario(world: Any) -> None:
         _, decode = await world.pair(auto=False)
@@ -191,7 +180,7 @@ def test_a_client_that_takes_nothing_is_dropped(
         del reader
 
     # A comment is small, so the test makes the keep-alive huge rather than frequent.
-    monkeypatch.setattr("baton.gateway.stream.SSE_KEEP_ALIVE", b":" + b"x" * 4_000_000 + b"\n\n")
+    monkeypatch.setattr("baton.gateway.openai.formats.CompletionFormat.keep_alive", b":" + b"x" * 4_000_000 + b"\n\n")
     in_world(scenario, keep_alive_s=0.01)
 
 

@@ -77,8 +77,10 @@ def test_the_error_is_that_of_the_steps_in_between(load):
 
 def test_what_was_measured_is_not_measured_again(load, tmp_path, capsys):
     notebook = load("measure_tuning").Notebook
-    first = notebook(tmp_path / "results.jsonl")
+    first = notebook(tmp_path / "results.jsonl", 1)
     assert first.get("a") is None
     first.add("a", {"goodput": 1.5})
-    assert notebook(tmp_path / "results.jsonl").get("a") == {"goodput": 1.5}
+    with pytest.raises(load("measure_tuning").AllForNowError):
+        first.get("b")
+    assert notebook(tmp_path / "results.jsonl", 0).get("a") == {"goodput": 1.5}
     assert "goodput 1.5" in capsys.readouterr().out
