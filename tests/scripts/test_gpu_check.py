@@ -201,7 +201,7 @@ def test_the_dry_run_walks_every_stage(tmp_path):
     assert stages == {
         *("facts", "correctness", "limits", "fraction", "speed", "one process", "sameness", "two procs", "rival")
     }
-    assert sum(row["stage"] == "correctness" and row["ok"] is True for row in rows) == 13
+    assert sum(row["stage"] == "correctness" and row["ok"] is True for row in rows) == 14
     names = {f"{row['stage']}: {row['name']}" for row in rows}
     assert set(content["not_judged"]) <= names, "every goal is the name of a row"
     assert not any(unit in row["value"] + row["beside"] for row in rows for unit in ("%", " us", " ms", "TB/s", "FLOP"))
