@@ -15,7 +15,7 @@ from ..core.errors import ConfigurationError
 from .gateway import Gateway, open_gateway
 from .handlers import routes
 from .keys import ApiKeys
-from .middleware import errors_as_json, keys_checked, open_until_drained
+from .middleware import errors_as_json, keys_checked, note_begun, open_until_drained
 
 _CLOSE_TIMEOUT_S = 1.0  # for connections that are still open after that
 
@@ -69,6 +69,7 @@ async def serving(gateway: Gateway) -> AsyncIterator[Server]:
         open_until_drained(gateway.dispatcher),
     ]
     app = web.Application(middlewares=middlewares, client_max_size=config.max_body_bytes)
+    app.on_response_prepare.append(note_begun)
     app.add_routes(routes(gateway))
     # A handler is cancelled when its client leaves: that is how generations end whose answer nobody reads.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S)

@@ -19,6 +19,7 @@ from .openai.answers import answer_of, encode_json
 _WORK = "/v1/"  # paths below it make tokens when they are posted to
 _REQUEST_ID = web.RequestKey("request_id", str)
 _API_KEY = web.RequestKey("api_key", str)
+_HAS_BEGUN = web.RequestKey("has_begun", bool)
 _OPEN_PATHS = ("/health", "/ready")  # for probes, which have no key and are told nothing of anybody's
 _CLEAN_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
@@ -71,7 +72,8 @@ def open_until_drained(dispatcher: Dispatcher) -> Middleware:
 
 
 def errors_as_json(metrics: Metrics, dispatcher: Dispatcher) -> Middleware:
-    """The middleware. Errors after a stream has begun cannot come here: they are events of the stream.
+    """The middleware. Errors of a stream that has begun are events of it, and do not come here. What fails beside them
+    (a bug) cuts the connection: a second answer within the first would be taken for a part of it.
 
     While this gateway drains, each answer is the last one on its connection: the next request had better go elsewhere.
     """
@@ -80,13 +82,12 @@ def errors_as_json(metrics: Metrics, dispatcher: Dispatcher) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             response = await handler(request)
-        except RequestError as error:
-            response = _error_response(request, error)
-        except web.HTTPException as error:
-            response = _http_error(request, error)
-        except Exception:  # a bug: the client gets an error and no details, the log gets the traceback
-            logger.exception("a request failed")
-            response = _error_response(request, RequestError("the server failed here; its log says why", status=500))
+        except Exception as error:
+            if _HAS_BEGUN in request:
+                logger.exception("an answer that had begun failed")
+                metrics.responded(HTTPStatus.INTERNAL_SERVER_ERROR)
+                raise
+            response = _answer_to(request, error)
         if not response.prepared:
             response.headers["X-Request-Id"] = shown_request_id(request)
             if dispatcher.is_draining:
@@ -96,6 +97,21 @@ def errors_as_json(metrics: Metrics, dispatcher: Dispatcher) -> Middleware:
         return response
 
     return middleware
+
+
+async def note_begun(request: web.Request, response: web.StreamResponse) -> None:
+    """For `on_response_prepare`: the head of an answer goes out."""
+    request[_HAS_BEGUN] = True
+
+
+def _answer_to(request: web.Request, error: Exception) -> web.Response:
+    if isinstance(error, RequestError):
+        return _error_response(request, error)
+    if isinstance(error, web.HTTPException):
+        return _http_error(request, error)
+    # A bug: the client gets an error and no details, the log gets the traceback.
+    logger.error("a request failed", exc_info=error)
+    return _error_response(request, RequestError("the server failed here; its log says why", status=500))
 
 
 def _error_response(request: web.Request, error: RequestError) -> web.Response:

@@ -50,6 +50,11 @@ def main() -> None:
             os.devnull,
             "-o",
             "asyncio_mode=auto",
+            # LangChain keeps one connection pool a process: it outlives the loop of a single test.
+            "-o",
+            "asyncio_default_test_loop_scope=session",
+            "-o",
+            "asyncio_default_fixture_loop_scope=session",
             "test_langchain.py",
         ]
         ended = [

@@ -13,6 +13,9 @@ from ..core.errors import RequestError
 from .grammar_source import checked_schema, lark_grammar, literal
 
 MAX_CALLS = 16  # in an answer that must call
+# Of a schema of arguments that says of its properties all that it says.
+_ANNOTATIONS = ("title", "description", "default", "examples", "$schema", "$comment")
+_PLAIN_KEYWORDS = frozenset(("type", "properties", "required", "$defs", "definitions", *_ANNOTATIONS))
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -80,7 +83,20 @@ def _arguments_schema(tool: Tool, param: str) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": False}
     if tool.parameters.get("type", "object") != "object":
         raise RequestError(f"{param}.type must be 'object': arguments are one object", f"{param}.type")
-    return {"type": "object", **tool.parameters}
+    return {"type": "object", **tool.parameters} | (
+        {} if _says_more(tool.parameters) else {"additionalProperties": False}
+    )
+
+
+def _says_more(parameters: Mapping[str, Any]) -> bool:
+    """Whether arguments that are not among `properties` may be meant. A function takes those that it names: where
+    nothing else is said, others would only break the client's call.
+    """
+    named = parameters.get("properties")
+    if not isinstance(named, dict) or not _PLAIN_KEYWORDS.issuperset(parameters):
+        return True
+    required = parameters.get("required", [])
+    return not (isinstance(required, list) and all(isinstance(name, str) and name in named for name in required))
 
 
 def described_in_text(

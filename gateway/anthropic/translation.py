@@ -9,12 +9,12 @@ from ..openai.fields import (
     CalledFunction,
     ChatCompletionRequest,
     ChatMessage,
+    ChosenTools,
     ContentPart,
     FunctionDefinition,
     JsonSchemaFormat,
     MessageToolCall,
     NamedFunction,
-    NamedTool,
     ResponseFormat,
     ToolDefinition,
 )
@@ -152,9 +152,9 @@ def _tool(tool: ToolParam, at: str) -> ToolDefinition:
     return ToolDefinition(FunctionDefinition(tool.name, tool.description, tool.input_schema))
 
 
-def _tool_choice(choice: ToolChoice) -> str | NamedTool:
+def _tool_choice(choice: ToolChoice) -> str | ChosenTools:
     if choice.type == "tool":
-        return NamedTool(NamedFunction(_needed(choice.name, "tool_choice.name")))
+        return ChosenTools(NamedFunction(_needed(choice.name, "tool_choice.name")))
     if choice.type not in _CHOICES:
         raise RequestError("tool_choice.type must be auto, any, tool or none", "tool_choice.type")
     return _CHOICES[choice.type]

@@ -44,6 +44,8 @@ _Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "
 _FormatType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "json_object", "json_schema"]})]
 _Function = Annotated[str, Meta(extra_json_schema={"enum": ["function"]})]
 _PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text"]})]
+_AllowedMode = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "required"]})]
+_ChosenType = Annotated[str, Meta(extra_json_schema={"enum": ["function", "allowed_tools"]})]
 _ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["none", "auto", "required"]})]
 
 
@@ -194,7 +196,9 @@ class FunctionDefinition(msgspec.Struct):
 
 
 class ToolDefinition(msgspec.Struct):
-    function: FunctionDefinition
+    """Tools of another type have no `function`: the parser says that they are not supported."""
+
+    function: FunctionDefinition | None = None
     type: _Function = "function"
 
 
@@ -203,8 +207,22 @@ class NamedFunction(msgspec.Struct):
 
 
 class NamedTool(msgspec.Struct):
-    function: NamedFunction
+    function: NamedFunction | None = None
     type: _Function = "function"
+
+
+class AllowedTools(msgspec.Struct):
+    """All tools are told to the model, these may be called. `mode`: auto, or required: one of them must be."""
+
+    mode: _AllowedMode
+    tools: list[NamedTool]
+
+
+class ChosenTools(NamedTool):
+    """One function, or with type `allowed_tools` some of them."""
+
+    type: _ChosenType = "function"
+    allowed_tools: AllowedTools | None = None
 
 
 class ChatCompletionRequest(CommonFields, kw_only=True):
@@ -219,7 +237,7 @@ class ChatCompletionRequest(CommonFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: _ToolChoice | NamedTool | None = None
+    tool_choice: _ToolChoice | ChosenTools | None = None
     parallel_tool_calls: bool | None = None
 
     best_of: Refused = None

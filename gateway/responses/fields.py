@@ -23,6 +23,8 @@ _PartType = Annotated[
 ]
 _FormatType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "json_object", "json_schema"]})]
 _Function = Annotated[str, Meta(extra_json_schema={"enum": ["function"]})]
+_ChosenType = Annotated[str, Meta(extra_json_schema={"enum": ["function", "allowed_tools"]})]
+_AllowedMode = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "required"]})]
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
@@ -82,9 +84,18 @@ class FunctionTool(msgspec.Struct):
     strict: bool | None = None
 
 
-class FunctionChoice(msgspec.Struct):
+class AllowedFunction(msgspec.Struct):
     type: _Function
     name: str | None = None
+
+
+class FunctionChoice(msgspec.Struct, omit_defaults=True):
+    """One function by its name; or with type `allowed_tools` those that may be called, and whether one must be."""
+
+    type: _ChosenType
+    name: str | None = None
+    mode: _AllowedMode | None = None
+    tools: list[AllowedFunction] | None = None
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from ...core.errors import RequestError
 from ..field_names import FieldNames
 from ..openai.fields import (
+    AllowedTools,
     ChatCompletionRequest,
     ChatMessage,
+    ChosenTools,
     FunctionDefinition,
     JsonSchemaFormat,
     NamedFunction,
@@ -17,7 +19,7 @@ from ..openai.fields import (
 from ..openai.json_errors import bounded
 from ..openai.refused import refuse_unsupported
 from .conversation import Conversation
-from .fields import FunctionChoice, FunctionTool, InputItem, ResponsesRequest, TextFormat
+from .fields import AllowedFunction, FunctionChoice, FunctionTool, InputItem, ResponsesRequest, TextFormat
 
 NAMES = FieldNames(
     {
@@ -26,6 +28,8 @@ NAMES = FieldNames(
         "max_tokens": "max_output_tokens",
         "messages": "input",
         r"tools\[(\d+)\]\.function": r"tools[\1]",
+        r"tool_choice\.allowed_tools\.tools\[(\d+)\]": r"tool_choice.tools[\1]",
+        r"tool_choice\.allowed_tools": "tool_choice",
     }
 )
 _LOGPROBS = "message.output_text.logprobs"
@@ -108,9 +112,18 @@ def _tool(tool: FunctionTool, at: str) -> ToolDefinition:
     return ToolDefinition(FunctionDefinition(tool.name, tool.description, tool.parameters, tool.strict))
 
 
-def _tool_choice(choice: str | FunctionChoice | None) -> str | NamedTool | None:
+def _tool_choice(choice: str | FunctionChoice | None) -> str | ChosenTools | None:
     if not isinstance(choice, FunctionChoice):
         return choice
+    if choice.type == "allowed_tools":
+        tools = [_named(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(choice.tools or [])]
+        return ChosenTools(type=choice.type, allowed_tools=AllowedTools(choice.mode or "", tools))
     if choice.type != "function" or choice.name is None:
         raise RequestError("tool_choice must be a word, or {'type': 'function', 'name': ...}", "tool_choice")
-    return NamedTool(NamedFunction(choice.name))
+    return ChosenTools(NamedFunction(choice.name))
+
+
+def _named(tool: AllowedFunction, at: str) -> NamedTool:
+    if tool.type == "function" and tool.name is None:
+        raise RequestError(f"{at}.name is missing", f"{at}.name")
+    return NamedTool(NamedFunction(tool.name or ""), tool.type)

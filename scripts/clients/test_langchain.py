@@ -26,6 +26,7 @@ class TestBaton(ChatModelIntegrationTests):
             "model": os.environ["BATON_MODEL"],
             "temperature": 0,
             "max_completion_tokens": 200,
+            "frequency_penalty": 1.5,  # so small a model goes round in circles within a string else, until it is cut
             "seed": 1,
             "stream_usage": True,
             "timeout": 120,
@@ -74,9 +75,8 @@ def _needs_wit(name: str) -> None:
 
 
 for _name in (
-    "test_tool_calling",
-    "test_tool_calling_with_no_arguments",
-    "test_agent_loop",
+    "test_json_mode",  # nothing but the question names the keys
+    "test_agent_loop",  # it must call a tool of its own accord
     "test_unicode_tool_call_integration",
 ):
     _needs_wit(_name)

@@ -1,10 +1,13 @@
 """Good requests over real HTTP: both endpoints, stream and not, and the operational paths."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import pytest
 
 from baton.core.messages import GenerateRequest, PrefillRequest
+from baton.gateway.stream import Response
 
 ANSWER = "Grüße, 世界! Baton runs 🏃 and stops."
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
@@ -221,3 +224,30 @@ def test_long_bodies_are_read_too(in_world: Any) -> None:
         assert (status, body["error"]["param"]) == (400, "top_p")
 
     in_world(scenario)
+
+
+def test_a_bug_after_the_head_of_an_answer_cuts_the_connection(
+    in_world: Any, world_module: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No second answer within the first: a client would take it for a part of the stream."""
+
+    async def events(*_: object) -> AsyncIterator[bytes]:
+        yield b"data: {}\n\n"
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Response, "events", events)
+
+    async def scenario(world: Any) -> None:
+        await world.pair()
+        async with world.post("/v1/completions", {"prompt": "hi", "max_tokens": 5, "stream": True}) as response:
+            assert response.status == 200
+            assert await response.content.readuntil(b"\n\n") == b"data: {}\n\n"
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.content.read()
+        await world_module.until(lambda: world.is_empty, "nothing runs any more")
+        async with world.http.get(f"{world.url}/metrics") as response:
+            assert 'baton_http_responses_total{status_class="5xx"} 1.0' in await response.text()
+
+    in_world(scenario)
+    ours = [record.message for record in caplog.records if record.name.startswith("baton")]
+    assert ours == ["an answer that had begun failed"]

@@ -54,7 +54,11 @@ def joined(chunks: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
     return message
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", named("get_weather"), None])
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", named("get_weather"), allowed("auto", "get_weather"), None])
 def test_a_call(in_world: Any, world_module: Any, says: Any, choice: Any) -> None:
     """Whole and streamed the same; with n and logprobs."""
 
@@ -82,10 +86,30 @@ def test_a_call(in_world: Any, world_module: Any, says: Any, choice: Any) -> Non
         assert message["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": ARGUMENTS}
         assert (message["content"], message["finish_reason"]) == ("", "tool_calls")
         assert joined(chunks, 1)["content"] == answer["choices"][1]["message"]["content"]
-        is_forced = choice not in (None, "auto")
+        is_forced = choice in ("required", named("get_weather"))
         for message in decode.of(GenerateRequest):
             assert bool(message.request.sampling.grammar) is is_forced
             assert message.request.sampling.needs_known_tokens is is_forced
+
+    in_world(scenario)
+
+
+def test_only_allowed_tools_are_called_and_all_are_told(in_world: Any, tokenizer: Any, says: Any) -> None:
+    """`auto`: a call of another is text. `required`: the grammar has the allowed ones alone."""
+
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair(answer=says(CALL))
+        body = asked(tools=[tool(), tool("look_up"), tool("add")])
+        for mode, names, is_call in (("auto", ["add"], False), ("required", ["add", "get_weather"], True)):
+            status, answer = await world.answer_to(CHAT, body | {"tool_choice": allowed(mode, *names)})
+            assert status == 200, answer
+            assert ("tool_calls" in answer["choices"][0]["message"]) is is_call
+            request = decode.of(GenerateRequest)[-1].request
+            prompt = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+            assert all(f'"name":"{name}"' in prompt for name in ("get_weather", "look_up", "add"))
+            grammar = request.sampling.grammar or ""
+            told = [name for name in ("get_weather", "look_up", "add") if name in grammar]
+            assert told == ([] if mode == "auto" else ["get_weather", "add"])
 
     in_world(scenario)
 
@@ -226,6 +250,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool(description="x" * 200_000)]}, "tools"),
     ({"tools": [tool()], "tool_choice": named("other")}, "tool_choice"),
     ({"tools": [tool()], "tool_choice": "any"}, "tool_choice"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [tool()], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
+    ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({"tools": [tool()], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+    ({"tools": [tool()], "tool_choice": allowed("any", "get_weather")}, "tool_choice.allowed_tools.mode"),
+    ({"tools": [tool()], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+    ({"tools": [tool()], "tool_choice": allowed("auto", "other")}, "tool_choice.allowed_tools.tools[0]"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": named("get_weather")}, "tool_choice"),
     ({"tools": [tool()], "tool_choice": "required", "regex": "a"}, "regex"),

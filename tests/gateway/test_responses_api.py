@@ -141,7 +141,15 @@ def test_an_answer_that_is_cut_off(in_world: Any) -> None:
     in_world(scenario)
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "get_weather"}])
+def allowed(mode: str | None, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "name": name} for name in names]
+    return {"type": "allowed_tools", "tools": tools} | ({} if mode is None else {"mode": mode})
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["auto", "required", {"type": "function", "name": "get_weather"}, allowed("required", "get_weather")],
+)
 def test_a_call(in_world: Any, says: Any, choice: Any) -> None:
     async def scenario(world: Any) -> None:
         _, decode = await world.pair(answer=says(CALL), chunk_size=2)
@@ -152,7 +160,8 @@ def test_a_call(in_world: Any, says: Any, choice: Any) -> None:
         (call,) = response.output
         assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
         assert json.loads(call.arguments) == {"city": "Oslo"}
-        assert response.tool_choice == choice or response.tool_choice.name == "get_weather"
+        told = response.tool_choice
+        assert choice == (told if isinstance(told, str) else told.model_dump(exclude_unset=True))
         kinds = list(dict.fromkeys(event.type for event in events))
         assert kinds == [
             "response.created",
@@ -315,6 +324,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL | {"name": "two words"}]}, "tools[0].name"),
     ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": allowed(None, "get_weather")}, "tool_choice.mode"),
+    ({"tools": [TOOL], "tool_choice": allowed("auto")}, "tool_choice.tools"),
+    ({"tools": [TOOL], "tool_choice": allowed("auto", "get_weather", "f")}, "tool_choice.tools[1]"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}},
+        "tool_choice.tools[0].type",
+    ),
     ({"tool_choice": "required"}, "tool_choice"),
     (
         {"tools": [TOOL | {"parameters": {"type": "object", "not": {}}}], "tool_choice": "required"},

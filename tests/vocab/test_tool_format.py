@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from baton.vocab.chat_template import ChatTemplate
-from baton.vocab.tool_format import HERMES, LLAMA3, Tool, ToolFormat, described_in_text
+from baton.vocab.tool_format import HERMES, LLAMA3, Tool, ToolFormat, calls_grammar, described_in_text
 
 PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ '\\n' }}{% endfor %}"
 QWEN = (
@@ -76,3 +76,25 @@ def test_tools_without_parameters_are_described_as_having_none() -> None:
         "type": "function",
         "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
     }
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_closed"),
+    [
+        (CITY, True),
+        (CITY | {"required": ["city"], "title": "Weather", "description": "x"}, True),
+        ({"properties": {}}, True),
+        (CITY | {"required": ["country"]}, False),  # else nothing would fit
+        (CITY | {"additionalProperties": True}, False),
+        (CITY | {"patternProperties": {"^x": {}}}, False),
+        (CITY | {"allOf": [{"properties": {"country": {}}}]}, False),
+        ({"type": "object"}, False),
+    ],
+)
+def test_functions_are_given_the_arguments_they_name(parameters: dict[str, Any], is_closed: bool) -> None:
+    """As the client's code would call them: with others it would break. Where others may come, they may."""
+    grammar = calls_grammar(HERMES, [(Tool("f", None, parameters), "tools[0]")], allows_several=False)
+    assert (r"\"additionalProperties\":false" in grammar) is is_closed
