@@ -1,4 +1,4 @@
-"""HTTP handlers of the Responses API: POST /v1/responses, and GET and DELETE of what it has stored."""
+"""HTTP handlers of the Responses API: POST /v1/responses, and GET and DELETE of what is stored."""
 
 from functools import partial
 
@@ -6,13 +6,17 @@ from aiohttp import web
 
 from ..core.errors import RequestError
 from .answering import Answering, json_answer
+from .batches.paging import parse_page
 from .gateway import Gateway
 from .keys import owner_of
 from .middleware import api_key, request_id
 from .openai.json_errors import bounded
 from .responses.answers import DeletedResponse
 from .responses.service import Responses
+from .responses.store import StoredResponse
 from .responses.translation import NAMES
+
+_ITEMS_PAGE, _MOST_ITEMS = 20, 100
 
 
 def responses_routes(gateway: Gateway) -> list[web.RouteDef]:
@@ -21,6 +25,7 @@ def responses_routes(gateway: Gateway) -> list[web.RouteDef]:
     return [
         web.post("/v1/responses", handlers.create),
         web.get("/v1/responses/{response_id}", handlers.retrieve),
+        web.get("/v1/responses/{response_id}/input_items", handlers.input_items),
         web.delete("/v1/responses/{response_id}", handlers.delete),
     ]
 
@@ -40,19 +45,26 @@ class ResponsesHandlers:
             return await self._answering.answer(request, asked.parsed, timeline, answer)
 
     async def retrieve(self, request: web.Request) -> web.StreamResponse:
-        response_id = request.match_info["response_id"]
         if request.query.get("stream", "false").lower() != "false":
             raise RequestError("stream: a stored response comes as a whole; leave it out", "stream")
-        stored = self._responses.store.get(owner_of(api_key(request)), response_id)
-        if stored is None:
-            raise _not_found(response_id)
-        return web.Response(body=stored.answer, content_type="application/json")
+        return web.Response(body=self._stored(request).answer, content_type="application/json")
+
+    async def input_items(self, request: web.Request) -> web.StreamResponse:
+        page = parse_page(request.query, _ITEMS_PAGE, _MOST_ITEMS)
+        return json_answer(self._responses.input_items(self._stored(request), page))
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         if not self._responses.store.delete(owner_of(api_key(request)), response_id):
             raise _not_found(response_id)
         return json_answer(DeletedResponse(response_id))
+
+    def _stored(self, request: web.Request) -> StoredResponse:
+        response_id = request.match_info["response_id"]
+        stored = self._responses.store.get(owner_of(api_key(request)), response_id)
+        if stored is None:
+            raise _not_found(response_id)
+        return stored
 
 
 def _not_found(response_id: str) -> RequestError:

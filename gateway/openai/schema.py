@@ -33,6 +33,7 @@ _STRUCTS: tuple[type[msgspec.Struct], ...] = (
     responses.ResponseObject,
     responses.ResponseEvent,
     responses.DeletedResponse,
+    responses.InputItemList,
     anthropic_fields.MessagesRequest,
     anthropic_fields.CountTokensRequest,
     anthropic.Message,
@@ -142,6 +143,10 @@ def _responses_paths() -> dict[str, Any]:
             "get": stored | {"parameters": [*by_id["parameters"], _in_query("stream", {"enum": ["false"]})]},
             "delete": _get("Forget an answer.", _ref(responses.DeletedResponse)) | by_id,
         },
+        "/v1/responses/{response_id}/input_items": {
+            "get": _operation("What it answered.", _json(_ref(responses.InputItemList)), wrong)
+            | {"parameters": [*by_id["parameters"], *_page()]},
+        },
     }
 
 
@@ -164,9 +169,7 @@ def _messages_paths() -> dict[str, Any]:
 
 
 def _batch_paths() -> dict[str, Any]:
-    page = [_in_query("limit", {"type": "integer", "minimum": 1}), _in_query("after", {"type": "string"})]
     listing = {400: "The page is wrong; `param` names the field."}
-    order = _in_query("order", {"enum": ["asc", "desc"]})
     files = _operation("Your files.", _json(_ref(batches.FileList)), listing)
     found = _operation("Your batches.", _json(_ref(batches.BatchList)), listing)
     bytes_ = {"application/octet-stream": {"schema": {"type": "string"}}}
@@ -174,7 +177,7 @@ def _batch_paths() -> dict[str, Any]:
     return {
         "/v1/files": {
             "post": _operation("Keep a file.", _json(_ref(batches.FileObject)), _WITH_BODY) | {"requestBody": _UPLOAD},
-            "get": files | {"parameters": [*page, order, _in_query("purpose", {"type": "string"})]},
+            "get": files | {"parameters": [*_page(), _in_query("purpose", {"type": "string"})]},
         },
         "/v1/files/{file_id}": {
             "get": _get("One file.", _ref(batches.FileObject)) | {"parameters": [_in_path("file_id")]},
@@ -185,13 +188,21 @@ def _batch_paths() -> dict[str, Any]:
         },
         "/v1/batches": {
             "post": _post("Run the lines of a file.", batches.BatchRequest, batches.Batch),
-            "get": found | {"parameters": [*page, order]},
+            "get": found | {"parameters": _page()},
         },
         "/v1/batches/{batch_id}": {
             "get": _get("One batch.", _ref(batches.Batch)) | {"parameters": [_in_path("batch_id")]}
         },
         "/v1/batches/{batch_id}/cancel": {"post": cancel | {"parameters": [_in_path("batch_id")]}},
     }
+
+
+def _page() -> list[dict[str, Any]]:
+    return [
+        _in_query("limit", {"type": "integer", "minimum": 1}),
+        _in_query("after", {"type": "string"}),
+        _in_query("order", {"enum": ["asc", "desc"]}),
+    ]
 
 
 def _in_path(name: str) -> dict[str, Any]:

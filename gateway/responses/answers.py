@@ -121,6 +121,39 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     object: Literal["response"] = "response"
 
 
+class InputText(msgspec.Struct, tag="input_text"):
+    text: str
+
+
+class ListedMessage(msgspec.Struct, tag="message"):
+    """A message of the input, whoever wrote it."""
+
+    id: str
+    role: str
+    content: list[InputText | OutputText]
+    status: ItemStatus = "completed"
+
+
+class FunctionCallOutputItem(msgspec.Struct, tag="function_call_output"):
+    id: str
+    call_id: str
+    output: str
+    status: ItemStatus = "completed"
+
+
+ListedItem = ListedMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+
+
+class InputItemList(msgspec.Struct):
+    """What a stored answer answered, from the beginning of its conversation."""
+
+    data: list[ListedItem]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: Literal["list"] = "list"
+
+
 class DeletedResponse(msgspec.Struct):
     id: str
     object: Literal["response"] = "response"

@@ -11,7 +11,12 @@ from ..urgency import PRIORITIES
 # What the documents say; what is refused is told in words by the translation.
 _Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant"]})]
 _ItemType = Annotated[
-    str, Meta(extra_json_schema={"enum": ["message", "function_call", "function_call_output", "reasoning"]})
+    str,
+    Meta(
+        extra_json_schema={
+            "enum": ["message", "function_call", "function_call_output", "reasoning", "item_reference"],
+        }
+    ),
 ]
 _PartType = Annotated[
     str,
@@ -39,7 +44,9 @@ class InputPart(msgspec.Struct):
 
 
 class InputItem(msgspec.Struct):
-    """A message, function_call, function_call_output or reasoning; items of an earlier answer can be sent back."""
+    """A message, function_call, function_call_output or reasoning; items of an earlier answer can be sent back. An
+    item_reference stands for the stored item of that `id`.
+    """
 
     type: _ItemType = "message"
     role: _Role | None = None
@@ -49,6 +56,7 @@ class InputItem(msgspec.Struct):
     arguments: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
+    id: Annotated[str, Meta(max_length=128)] | None = None
 
 
 class TextFormat(msgspec.Struct):

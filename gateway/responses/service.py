@@ -6,13 +6,15 @@ import msgspec
 
 from ...core.errors import RequestError
 from ...vocab.tokenizer import Tokenizer
+from ..batches.paging import Page
 from ..openai.answers import encode_json
 from ..openai.json_errors import bounded, read_json
 from ..openai.parser import RequestParser
 from ..openai.request import ParsedRequest
-from .answers import ResponseObject
+from .answers import InputItemList, ResponseObject
 from .fields import InputItem, ResponsesRequest
 from .format import ResponsesFormat, begun_response
+from .item_list import listed, with_ids
 from .store import ResponseStore, StoredResponse
 from .translation import chat_request, input_items
 
@@ -40,6 +42,8 @@ class Responses:
         """Raises RequestError, in part with names of chat fields (`translation.NAMES`)."""
         fields = read_json(self._body, body)
         self._parser.check_model(fields.model)
+        if isinstance(fields.input, list):
+            fields.input = [self._resolved(owner, item, f"input[{i}]") for i, item in enumerate(fields.input)]
         earlier = self._conversation(owner, fields.previous_response_id)
         return AskedResponse(fields, earlier, self._parser.chat_fields(chat_request(fields, earlier)))
 
@@ -49,10 +53,32 @@ class Responses:
 
         def keep(response: ResponseObject) -> None:
             if response.store:
-                conversation = encode_json([*asked.earlier, *input_items(asked.fields), *response.output])
-                self.store.put(owner, response.id, StoredResponse(encode_json(response), conversation))
+                own = with_ids(input_items(asked.fields), response.id)
+                conversation = encode_json([*asked.earlier, *own, *response.output])
+                item_ids = tuple(item.id for item in (*own, *response.output) if item.id)
+                num_input_items = len(asked.earlier) + len(own)
+                stored = StoredResponse(encode_json(response), conversation, num_input_items, item_ids)
+                self.store.put(owner, response.id, stored)
 
         return ResponsesFormat(response, asked.parsed, self._tokenizer, keep)
+
+    def input_items(self, stored: StoredResponse, page: Page) -> InputItemList:
+        """What it answered. Raises RequestError for a page that is none."""
+        return listed(self._items.decode(stored.conversation)[: stored.num_input_items], page)
+
+    def _resolved(self, owner: str, item: InputItem, at: str) -> InputItem:
+        """The item itself, or the stored one that it refers to."""
+        if item.type != "item_reference":
+            return item
+        stored = self.store.holder(owner, item.id or "")
+        for other in self._items.decode(stored.conversation) if stored is not None else ():
+            if other.id == item.id:
+                return other
+        raise RequestError(
+            f"{at}.id: {bounded(item.id or '', 80)!r} is not stored here (any more); send the item itself",
+            f"{at}.id",
+            "item_not_found",
+        )
 
     def _conversation(self, owner: str, response_id: str | None) -> list[InputItem]:
         """Up to the end of a stored answer."""

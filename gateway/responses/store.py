@@ -10,10 +10,15 @@ MAX_BYTES = 128 * 1024**2
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """JSON: the answer as it was told, and all items up to its end, from the conversation's beginning."""
+    """JSON: the answer as it was told, and all items up to its end, from the conversation's beginning.
+
+    `num_input_items` of the conversation were there before the answer; `item_ids`: of its own input and its output.
+    """
 
     answer: bytes
     conversation: bytes
+    num_input_items: int = 0
+    item_ids: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -27,6 +32,7 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._kept: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()  # least recently used first
+        self._holders: dict[tuple[str, str], str] = {}  # (owner, item id) |-> response that has it
         self._lock = threading.Lock()
         self.num_bytes = 0
 
@@ -35,8 +41,9 @@ class ResponseStore:
         with self._lock:
             self._kept[owner, response_id] = stored
             self.num_bytes += stored.num_bytes
+            self._holders.update(((owner, item_id), response_id) for item_id in stored.item_ids)
             while len(self._kept) > self._max_responses or self.num_bytes > self._max_bytes:
-                self.num_bytes -= self._kept.popitem(last=False)[1].num_bytes
+                self._remove(next(iter(self._kept)))
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
         with self._lock:
@@ -45,9 +52,23 @@ class ResponseStore:
                 self._kept.move_to_end((owner, response_id))
             return stored
 
+    def holder(self, owner: str, item_id: str) -> StoredResponse | None:
+        """The response that has this item, as input or output."""
+        with self._lock:
+            return self._kept.get((owner, self._holders.get((owner, item_id), "")))
+
     def delete(self, owner: str, response_id: str) -> bool:
         """False: it was not there."""
         with self._lock:
-            stored = self._kept.pop((owner, response_id), None)
-            self.num_bytes -= 0 if stored is None else stored.num_bytes
-            return stored is not None
+            is_there = (owner, response_id) in self._kept
+            if is_there:
+                self._remove((owner, response_id))
+            return is_there
+
+    def _remove(self, key: tuple[str, str]) -> None:
+        stored = self._kept.pop(key)
+        self.num_bytes -= stored.num_bytes
+        owner, response_id = key
+        for item_id in stored.item_ids:
+            if self._holders.get((owner, item_id)) == response_id:
+                del self._holders[owner, item_id]

@@ -253,6 +253,84 @@ def test_what_is_stored(in_world: Any) -> None:
     in_world(scenario, api_key_digests=(digest_of("first"), digest_of("second")))
 
 
+def test_input_items(in_world: Any, says: Any) -> None:
+    """All that a stored answer answered, page by page; every item has an id that can be referred to."""
+
+    async def scenario(world: Any) -> None:
+        await world.pair(answer=says(CALL))
+        async with client_of(world, "first") as client, client_of(world, "second") as other:
+            first = await client.responses.create(model="tiny-llama", input="hi", tools=[TOOL])
+            (call,) = first.output
+            result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+            parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+            asked = [result, {"role": "user", "content": parts, "id": "msg_mine"}]
+            second = await client.responses.create(
+                model="tiny-llama", input=asked, previous_response_id=first.id, tools=[TOOL]
+            )
+            items = [item async for item in client.responses.input_items.list(second.id, order="asc", limit=3)]
+            assert [item.type for item in items] == ["message", "function_call", "function_call_output", "message"]
+            assert (items[0].role, items[0].content[0].text, items[0].content[0].type) == ("user", "hi", "input_text")
+            assert (items[1].id, items[1].call_id, items[1].arguments) == (call.id, call.call_id, call.arguments)
+            assert (items[2].call_id, items[2].output, items[2].status) == (call.call_id, "rain", "completed")
+            assert (items[3].id, [part.text for part in items[3].content]) == ("msg_mine", ["a", "b"])
+            assert len({item.id for item in items}) == 4
+
+            page = await client.responses.input_items.list(second.id, limit=3)  # the newest first
+            assert [item.id for item in page.data] == [item.id for item in items[:0:-1]]
+            assert (page.has_more, page.first_id, page.last_id) == (True, items[3].id, items[1].id)
+            (last,) = (await page.get_next_page()).data
+            assert last.id == items[0].id
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.responses.input_items.list(second.id, after="other")
+            assert refused.value.param == "after"
+            with pytest.raises(openai.NotFoundError):
+                await other.responses.input_items.list(second.id)
+
+    in_world(scenario, api_key_digests=(digest_of("first"), digest_of("second")))
+
+
+def test_references_to_items(in_world: Any, says: Any, tokenizer: Any) -> None:
+    """They stand for what is stored, input and output, of the same key; the same prompt as with the items."""
+
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair(answer=says("Fine."))
+        async with client_of(world, "first") as client, client_of(world, "second") as other:
+            first = await client.responses.create(model="tiny-llama", input="hi")
+            (item,) = (await client.responses.input_items.list(first.id)).data
+            refers = [{"type": "item_reference", "id": one.id} for one in (item, *first.output)]
+            asked = [*refers, {"role": "user", "content": "more"}]
+            second = await client.responses.create(model="tiny-llama", input=asked)
+            by_reference = prompt_of(decode, tokenizer)
+            await client.responses.create(model="tiny-llama", input="more", previous_response_id=first.id)
+            assert prompt_of(decode, tokenizer) == by_reference
+            with pytest.raises(openai.BadRequestError) as refused:
+                await other.responses.create(model="tiny-llama", input=asked)
+            assert (refused.value.code, refused.value.param) == ("item_not_found", "input[0].id")
+            # The second response has its own copy.
+            await client.responses.delete(first.id)
+            await client.responses.create(model="tiny-llama", input=asked)
+            assert prompt_of(decode, tokenizer) == by_reference
+            await client.responses.delete(second.id)
+
+    in_world(scenario, api_key_digests=(digest_of("first"), digest_of("second")))
+
+
+def test_items_are_found_as_long_as_a_response_holds_them() -> None:
+    store = ResponseStore(max_responses=2)
+    entries = {name: StoredResponse(b"a", name.encode(), 1, (name, "shared")) for name in "abc"}
+    store.put("me", "a", entries["a"])
+    store.put("me", "b", entries["b"])
+    assert store.holder("me", "a") == entries["a"]
+    assert store.holder("me", "shared") == entries["b"]
+    assert store.holder("you", "a") is None
+    store.delete("me", "a")
+    assert store.holder("me", "a") is None
+    assert store.holder("me", "shared") == entries["b"]
+    store.put("me", "c", entries["c"])
+    store.put("me", "d", StoredResponse(b"", b""))  # b goes
+    assert [store.holder("me", name) for name in "bcd"] == [None, entries["c"], None]
+
+
 def test_the_store_has_bounds() -> None:
     def entry(num_bytes: int) -> StoredResponse:
         return StoredResponse(b"a" * (num_bytes - 1), b"c")
@@ -349,7 +427,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
+    ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+    ({"input": [{"type": "computer_call_output", "id": "x"}]}, "input[0].type"),
     ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input[0].call_id"),
     (
         {"input": [{"type": "function_call", "call_id": "x", "name": "f", "arguments": "{"}]},
