@@ -71,6 +71,7 @@ class Metrics:
         self._responses = self._counter("http_responses", "HTTP responses.", "status_class")
         self._refused = self._counter("requests_refused", "Requests that got no worker.", "reason")
         self._role_changes = self._counter("role_changes", "Roles of workers that were changed at run time.")
+        self._batch_lines = self._counter("batch_lines", "Lines of batches by how they ended.", "outcome")
         self._queue_length = self._gauge("queue_length", "Requests that wait for credit.", "class")
         self._queue_wait = Histogram(
             "baton_request_queue_time_seconds",
@@ -146,6 +147,11 @@ class Metrics:
     @_isolated
     def retried(self) -> None:
         self._retries.inc()
+
+    @_isolated
+    def batch_line_ended(self, outcome: str) -> None:
+        """`outcome`: completed, failed."""
+        self._batch_lines.labels(outcome).inc()
 
     @_isolated
     def roles_changed(self) -> None:

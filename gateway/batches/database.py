@@ -20,16 +20,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from ...core.errors import ConfigurationError
 from .batch_table import BatchTable
 from .file_table import FileTable
 from .line_table import LineTable
-from .objects import FileObject, Purpose
+from .objects import FileObject
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, purpose TEXT NOT NULL,
     num_bytes INTEGER NOT NULL, is_deleted INTEGER NOT NULL DEFAULT 0, document BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS expiring_files (file_id TEXT PRIMARY KEY, expires_at INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS files_by_expiry ON expiring_files (expires_at);
 CREATE INDEX IF NOT EXISTS files_of_owner ON files (owner, seq);
 CREATE TABLE IF NOT EXISTS batches (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, input_file_id TEXT NOT NULL,
@@ -78,11 +82,18 @@ class Tables:
             raise
         self._connection.execute("COMMIT")
 
-    def keep(self, owner: str, file_id: str, filename: str, purpose: Purpose, now: float) -> FileObject:
-        """A written draft becomes a file of `owner`."""
-        file = FileObject(file_id, self.files.settle(file_id), int(now), filename, purpose)
-        self.files.add(owner, file)
+    def keep(self, owner: str, draft: FileObject) -> FileObject:
+        """A written draft becomes a file of `owner`; the file, with its size."""
+        file = msgspec.structs.replace(draft, bytes=self.files.settle(draft.id))
+        with self.transaction():
+            self.files.add(owner, file)
         return file
+
+    def drop_expired(self, now: float) -> None:
+        """Files whose time is over go as if they were deleted."""
+        for file_id in self.files.expired(now):
+            with self.transaction():
+                self.files.drop_expired(file_id, is_used=self.batches.is_used(file_id))
 
     def close(self) -> None:
         self._connection.close()

@@ -70,6 +70,18 @@ class FileTable:
             "INSERT INTO files (id, owner, purpose, num_bytes, document) VALUES (?, ?, ?, ?, ?)",
             (file.id, owner, file.purpose, file.bytes, msgspec.json.encode(file)),
         )
+        if file.expires_at is not None:
+            self._connection.execute("INSERT INTO expiring_files VALUES (?, ?)", (file.id, file.expires_at))
+
+    def expired(self, now: float) -> list[str]:
+        """Ids of those whose time is over; each has to be dropped."""
+        rows = self._connection.execute("SELECT file_id FROM expiring_files WHERE expires_at <= ?", (now,))
+        return [file_id for (file_id,) in rows.fetchall()]
+
+    def drop_expired(self, file_id: str, *, is_used: bool) -> None:
+        """It may have been deleted before."""
+        self._connection.execute("DELETE FROM expiring_files WHERE file_id = ?", (file_id,))
+        self._forget(file_id, is_used=is_used)
 
     def require_room(self, owner: str) -> None:
         """Raises RequestError (400) when the owner has as many files, or as many bytes of them, as one may have."""
@@ -106,6 +118,9 @@ class FileTable:
     def delete(self, owner: str, file_id: str, *, is_used: bool) -> None:
         """Nobody finds it any more; its bytes stay as long as it `is_used`. Raises RequestError (404)."""
         self.get(owner, file_id)
+        self._forget(file_id, is_used=is_used)
+
+    def _forget(self, file_id: str, *, is_used: bool) -> None:
         if is_used:
             self._connection.execute("UPDATE files SET is_deleted = 1 WHERE id = ?", (file_id,))
         else:

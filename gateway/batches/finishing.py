@@ -4,11 +4,12 @@ from collections.abc import Callable, Generator, Iterator
 
 import msgspec
 
+from ..responses.answers import InputTokensDetails, OutputTokensDetails, ResponseUsage
 from .database import Tables
 from .file_table import new_file_id
 from .life import moved
 from .objects import FileObject, Purpose, Status
-from .results import error_lines, output_lines
+from .results import counted, error_lines, output_lines
 
 _STEP_LINES = 64  # written at a time: other callers of the database wait that long
 
@@ -22,6 +23,7 @@ class Finisher:
         self._end = end
         self._now = now
         self._output_id, self._error_id = new_file_id(), new_file_id()
+        self._usage = ResponseUsage(0, InputTokensDetails(0), 0, OutputTokensDetails(0), 0)
         self._steps: Iterator[None] | None = None
 
     def step(self, tables: Tables) -> bool:
@@ -31,7 +33,7 @@ class Finisher:
 
     def _all_steps(self, tables: Tables) -> Iterator[None]:
         try:
-            outputs = output_lines(tables.lines, self._batch_id)
+            outputs = counted(output_lines(tables.lines, self._batch_id), self._usage)
             num_outputs = yield from _written(tables, self._output_id, outputs)
             errors = error_lines(tables.lines, self._batch_id, self._end)
             num_errors = yield from _written(tables, self._error_id, errors)
@@ -53,6 +55,7 @@ class Finisher:
             moved(batch, self._end, self._now()),
             output_file_id=self._output_id if has_outputs else None,
             error_file_id=self._error_id if has_errors else None,
+            usage=self._usage,
         )
         tables.batches.save(ended)
         tables.lines.clear(batch.id)

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from ..openai.fields import Refused
+from ..responses.answers import ResponseUsage
 
 MAX_METADATA = 16
 _MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -34,7 +35,9 @@ class Status(StrEnum):
 
 
 class FileObject(msgspec.Struct):
-    """`filename` is what the client called it: a label, and never a path here."""
+    """`filename` is what the client called it: a label, and never a path here. `expires_at`: None: it is kept until it
+    is deleted.
+    """
 
     id: str
     bytes: int
@@ -43,6 +46,7 @@ class FileObject(msgspec.Struct):
     purpose: Purpose
     object: Literal["file"] = "file"
     status: Literal["processed"] = "processed"
+    expires_at: int | None = None
 
 
 class FileList(msgspec.Struct):
@@ -82,7 +86,9 @@ class RequestCounts(msgspec.Struct):
 
 
 class Batch(msgspec.Struct, kw_only=True):
-    """Times are whole Unix seconds; each `..._at` is when the batch came into that status."""
+    """Times are whole Unix seconds; each `..._at` is when the batch came into that status. `usage`: of all its answers,
+    told when it is over; reasoning tokens are those of /v1/responses.
+    """
 
     id: str
     endpoint: str
@@ -105,6 +111,7 @@ class Batch(msgspec.Struct, kw_only=True):
     cancelled_at: int | None = None
     request_counts: RequestCounts = msgspec.field(default_factory=RequestCounts)
     metadata: dict[str, str] | None = None
+    usage: ResponseUsage | None = None
 
 
 class BatchList(msgspec.Struct):

@@ -7,6 +7,7 @@ import msgspec
 
 from ...core.errors import RequestError
 from ..openai.answers import answer_of
+from ..responses.answers import InputTokensDetails, OutputTokensDetails, ResponseUsage
 from .line_table import Line, LineState, LineTable
 from .objects import OutputError, OutputLine, OutputResponse, Status
 
@@ -48,6 +49,47 @@ def output_lines(lines: LineTable, batch_id: str) -> Iterator[bytes]:
     while rows := lines.results(batch_id, LineState.COMPLETED, after, _FETCHED_LINES):
         yield from (text for _, text in rows)
         after = rows[-1][0]
+
+
+class _CountedTokens(msgspec.Struct):
+    """The counts of an answer, as chat and completions have them, or as the Responses API does."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: InputTokensDetails | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: InputTokensDetails | None = None
+    output_tokens_details: OutputTokensDetails | None = None
+
+
+class _CountedBody(msgspec.Struct):
+    usage: _CountedTokens = msgspec.field(default_factory=_CountedTokens)
+
+
+class _CountedResponse(msgspec.Struct):
+    body: _CountedBody
+
+
+class _CountedLine(msgspec.Struct):
+    response: _CountedResponse
+
+
+_decode_counts = msgspec.json.Decoder(_CountedLine).decode
+
+
+def counted(texts: Iterator[bytes], usage: ResponseUsage) -> Iterator[bytes]:
+    """Lines of an output file as they are; what each has used is added to `usage`."""
+    for text in texts:
+        told = _decode_counts(text).response.body.usage
+        cached = told.prompt_tokens_details or told.input_tokens_details
+        usage.input_tokens += told.prompt_tokens + told.input_tokens
+        usage.output_tokens += told.completion_tokens + told.output_tokens
+        usage.total_tokens = usage.input_tokens + usage.output_tokens
+        usage.input_tokens_details.cached_tokens += 0 if cached is None else cached.cached_tokens
+        if told.output_tokens_details is not None:
+            usage.output_tokens_details.reasoning_tokens += told.output_tokens_details.reasoning_tokens
+        yield text
 
 
 def error_lines(lines: LineTable, batch_id: str, end: Status) -> Iterator[bytes]:

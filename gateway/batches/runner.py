@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchRunner:
-    """`run` until cancelled. `now`: Unix seconds."""
+    """`run` until cancelled. `now`: Unix seconds. `count_line` is told how each line ended: completed or failed."""
 
     def __init__(
         self,
@@ -49,12 +49,14 @@ class BatchRunner:
         longest_line: int,
         check_model: Callable[[str | None], None],
         now: Callable[[], float] = time.time,
+        count_line: Callable[[str], None] = lambda outcome: None,
     ):
         self._database = database
         self._answerer = answerer
         self._longest_line = longest_line
         self._check_model = check_model
         self._now = now
+        self._count_line = count_line
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._batches: dict[str, asyncio.Task[None]] = {}  # unfinished batch |-> who sees it through
         self._works: dict[str, asyncio.Task[None]] = {}  # of those, what can be cut short
@@ -204,7 +206,8 @@ class BatchRunner:
             logger.exception("line %d of batch %s failed", line.number, batch.id)
             failed = RequestError("the server failed here; its log says why", status=500)
             result = refused(line, request_id, failed)
-        await self._database.call(lambda tables: record(tables, batch.id, line.number, result))
+        if await self._database.call(lambda tables: record(tables, batch.id, line.number, result)):
+            self._count_line(result.state.name.lower())
 
     async def _answer(self, owner: str, batch: Batch, request_id: str, body: bytes) -> bytes:
         """Overload and missing workers are waited for as long as HTTP clients are asked to. A line that workers take
@@ -233,8 +236,10 @@ class BatchRunner:
             pass
 
 
-def record(tables: Tables, batch_id: str, number: int, result: LineResult) -> None:
-    """The result of a line, which is counted in the same transaction; a second one is dropped."""
+def record(tables: Tables, batch_id: str, number: int, result: LineResult) -> bool:
+    """The result of a line, which is counted in the same transaction. False: it is a second one, and dropped."""
     with tables.transaction():
-        if tables.lines.finish(batch_id, number, result.state, result.text):
+        is_first = tables.lines.finish(batch_id, number, result.state, result.text)
+        if is_first:
             tables.batches.count_line(batch_id, is_error=result.state is LineState.FAILED)
+    return is_first

@@ -38,7 +38,8 @@ class Batches:
         if self._database is not None:
             check_model = gateway.parser.check_model
             answerer = LineAnswerer(gateway)
-            self._runner = BatchRunner(self._database, answerer, config.max_body_bytes, check_model, now)
+            count_line = gateway.metrics.batch_line_ended
+            self._runner = BatchRunner(self._database, answerer, config.max_body_bytes, check_model, now, count_line)
 
     async def resume(self) -> None:
         """Goes on with what an earlier gateway left. Raises ConfigurationError when the folder cannot be used."""
@@ -107,9 +108,16 @@ class Batches:
         return batch
 
     async def call(self, function: Callable[[Tables], _T]) -> _T:
-        """`function`'s answer. Raises RequestError (404, 503) when there is no folder, or it cannot be used."""
+        """`function`'s answer, without what has expired. Raises RequestError (404, 503) when there is no folder, or it
+        cannot be used.
+        """
+
+        def called(tables: Tables) -> _T:
+            tables.drop_expired(self.now())
+            return function(tables)
+
         try:
-            return await self.database.call(function)
+            return await self.database.call(called)
         except ConfigurationError as error:
             logger.error("%s", error)
             raise Unavailable("files and batches cannot be kept now; the log of the server says why") from None

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import re
 from typing import BinaryIO
 
 from aiohttp import BodyPartReader, MultipartReader, web
@@ -9,7 +10,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ...core.errors import RequestError
 from ..generation import Unavailable
-from .database import Database
+from .database import Database, Tables
 from .file_table import new_file_id
 from .objects import FileObject, Purpose
 
@@ -17,6 +18,8 @@ MAX_FILE_BYTES = 200 * 1000**2
 MAX_FILENAME = 255  # characters that are kept of it
 STALL_S = 60.0  # for the next piece to arrive
 UPLOAD_TIMEOUT_S = 1800.0
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _PIECE_BYTES = 256 * 1024
 _MAX_FIELD_BYTES = 1024
 _MAX_FIELDS = 16
@@ -41,7 +44,7 @@ class Upload:
             raise RequestError("send the file as multipart/form-data, with the fields purpose and file", "file")
         if (request.content_length or 0) > MAX_FILE_BYTES + _MAX_FIELDS * _MAX_FIELD_BYTES:
             raise _too_large()
-        await self._database.call(lambda tables: tables.files.require_room(self._owner))
+        await self._database.call(self._require_room)
         try:
             async with asyncio.timeout(UPLOAD_TIMEOUT_S):
                 await self._read_form(await request.multipart())
@@ -56,6 +59,10 @@ class Upload:
             raise
         finally:
             self._database.call_soon(lambda tables: tables.files.drop_draft(self._id))
+
+    def _require_room(self, tables: Tables) -> None:
+        tables.drop_expired(self._now)
+        tables.files.require_room(self._owner)
 
     async def _read_form(self, form: MultipartReader) -> None:
         for _ in range(_MAX_FIELDS):
@@ -98,13 +105,26 @@ class Upload:
         purpose = self._fields.pop("purpose", None)
         if purpose != Purpose.BATCH:
             raise RequestError("purpose must be batch; other files have no use here", "purpose")
+        expires_at = self._expires_at()
         if self._fields:
             name = next(iter(self._fields))[:80]
             raise RequestError(f"{name}: not supported; leave it out", name, "unsupported_parameter")
-        filename = self._filename
-        return await self._database.call(
-            lambda tables: tables.keep(self._owner, self._id, filename, Purpose.BATCH, self._now)
-        )
+        draft = FileObject(self._id, 0, int(self._now), self._filename, Purpose.BATCH, expires_at=expires_at)
+        return await self._database.call(lambda tables: tables.keep(self._owner, draft))
+
+    def _expires_at(self) -> int | None:
+        """As the two fields of `expires_after` say."""
+        anchor, text = (self._fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds"))
+        if anchor is None and text is None:
+            return None
+        if anchor != "created_at":
+            raise RequestError("expires_after[anchor] must be created_at", "expires_after")
+        seconds = int(text) if text is not None and _NUMBER.fullmatch(text) else 0
+        if not MIN_EXPIRY_S <= seconds <= MAX_EXPIRY_S:
+            raise RequestError(
+                f"expires_after[seconds] must be a whole number from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}", "expires_after"
+            )
+        return int(self._now) + seconds
 
 
 async def _read_field(part: BodyPartReader) -> str:

@@ -72,6 +72,8 @@ _UPLOAD = {
                 "properties": {
                     "purpose": {"enum": ["batch"]},
                     "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+                    "expires_after[anchor]": {"enum": ["created_at"]},
+                    "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
                 },
             }
         }

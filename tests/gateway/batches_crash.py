@@ -18,7 +18,7 @@ from baton.core.errors import RequestError
 from baton.gateway.batches import database as database_module
 from baton.gateway.batches.batch_table import new_batch_id
 from baton.gateway.batches.database import Database, Tables
-from baton.gateway.batches.objects import Batch, Purpose
+from baton.gateway.batches.objects import Batch, FileObject, Purpose
 from baton.gateway.batches.runner import BatchRunner
 
 CHAT = "/v1/chat/completions"
@@ -70,7 +70,7 @@ def prepare(folder: Path) -> str:
     with tables.files.new_draft(FILE_ID) as draft:
         draft.write("".join(json.dumps(line) + "\n" for line in lines).encode())
     now = time.time()
-    tables.keep("me", FILE_ID, "x", Purpose.BATCH, now)
+    tables.keep("me", FileObject(FILE_ID, 0, int(now), "x", Purpose.BATCH))
     batch = Batch(
         id=new_batch_id(),
         endpoint=CHAT,

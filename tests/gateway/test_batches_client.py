@@ -103,6 +103,17 @@ def test_a_batch_from_file_to_file(with_client: Any) -> None:
         assert errors[0]["response"]["body"]["error"]["param"] == "top_p"
         assert errors[0]["error"] is None
 
+        used = [line["response"]["body"]["usage"] for line in outputs]
+        assert batch.usage.input_tokens == sum(usage["prompt_tokens"] for usage in used) > 0
+        assert batch.usage.output_tokens == sum(usage["completion_tokens"] for usage in used) > 0
+        assert batch.usage.total_tokens == batch.usage.input_tokens + batch.usage.output_tokens
+        cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in used)
+        assert batch.usage.input_tokens_details.cached_tokens == cached
+        async with world.http.get(f"{world.url}/metrics") as response:
+            metrics = await response.text()
+        assert 'baton_batch_lines_total{outcome="completed"} 98.0' in metrics
+        assert 'baton_batch_lines_total{outcome="failed"} 2.0' in metrics
+
         output = await client.files.retrieve(batch.output_file_id)
         assert output.purpose == "batch_output"
         assert output.bytes == len((await client.files.content(output.id)).content)
@@ -150,6 +161,8 @@ def test_responses_too(with_client: Any) -> None:
         response = openai.types.responses.Response.model_validate(line["response"]["body"])
         assert response.output_text == ANSWER
         assert (response.status, line["response"]["body"]["store"]) == ("completed", False)
+        counts = ("input_tokens", "output_tokens", "total_tokens")
+        assert all(getattr(batch.usage, name) == getattr(response.usage, name) > 0 for name in counts)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(response.id)
         errors = [line["response"]["body"]["error"] for line in await lines_of(client, batch.error_file_id)]
@@ -272,6 +285,32 @@ def test_files_are_kept_private_and_deleted(with_client: Any, tmp_path: Path) ->
     with_client(scenario)
 
 
+def test_files_expire(with_client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if they were deleted then; one whose batch runs is read to its end."""
+
+    async def scenario(world: Any, client: openai.AsyncOpenAI) -> None:
+        after = {"anchor": "created_at", "seconds": 3600}
+        content = jsonl(chat_line("x"))
+        kept = await upload(client, content)
+        file = await client.files.create(file=("a", content), purpose="batch", expires_after=after)
+        assert (kept.expires_at, file.expires_at) == (None, file.created_at + 3600)
+        batch = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        batches, now = world.gateway.batches, world.gateway.batches.now()
+        monkeypatch.setattr(batches, "now", lambda: now + 3595)
+        assert (await client.files.retrieve(file.id)).id == file.id
+        monkeypatch.setattr(batches, "now", lambda: now + 3601)
+        for ask in (client.files.retrieve, client.files.content, client.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                await ask(file.id)
+        batch = await ended(client, batch.id)
+        assert batch.request_counts.completed == 1
+        listed = {found.id async for found in client.files.list()}
+        assert listed == {kept.id, batch.output_file_id}
+        assert {path.name for path in (tmp_path / "kept" / "batches" / "files").iterdir()} == listed
+
+    with_client(scenario)
+
+
 def test_a_key_sees_only_its_own(with_client: Any) -> None:
     async def scenario(world: Any, one: openai.AsyncOpenAI) -> None:
         batch = await ended(one, (await create(one, chat_line("x"))).id)
@@ -327,6 +366,10 @@ def _form(*parts: tuple[str, Any, str | None]) -> aiohttp.FormData:
     return form
 
 
+def _expiry(anchor: str, seconds: str) -> list[tuple[str, str, None]]:
+    return [("expires_after[anchor]", anchor, None), ("expires_after[seconds]", seconds, None)]
+
+
 def test_forms_that_are_none(with_client: Any, tmp_path: Path) -> None:
     async def scenario(world: Any, client: openai.AsyncOpenAI) -> None:
         file, purpose = ("file", b"x", "x.jsonl"), ("purpose", "batch", None)
@@ -340,6 +383,12 @@ def test_forms_that_are_none(with_client: Any, tmp_path: Path) -> None:
             (_form(("purpose", "fine-tune", None), file), {}, 400),
             (_form(purpose, file, file), {}, 400),
             (_form(purpose, file, ("expires_after[seconds]", "3600", None)), {}, 400),
+            (_form(purpose, file, ("expires_after[anchor]", "created_at", None)), {}, 400),
+            (_form(purpose, file, *_expiry("last_used_at", "3600")), {}, 400),
+            (_form(purpose, file, *_expiry("created_at", "3599")), {}, 400),
+            (_form(purpose, file, *_expiry("created_at", "2592001")), {}, 400),
+            (_form(purpose, file, *_expiry("created_at", "-3600")), {}, 400),
+            (_form(purpose, file, *_expiry("created_at", "\N{SUPERSCRIPT TWO}000000")), {}, 400),
             (_form(("purpose", "x" * 2000, None), file), {}, 400),
             (_form(*[("purpose", "batch", None)] * 20, file), {}, 400),
             (b"nothing", {"Content-Type": "multipart/form-data"}, 400),

@@ -14,7 +14,7 @@ from baton.gateway.batches import life, runner
 from baton.gateway.batches.batch_table import new_batch_id
 from baton.gateway.batches.database import Database, Tables
 from baton.gateway.batches.file_table import new_file_id
-from baton.gateway.batches.objects import Batch, Purpose, Status
+from baton.gateway.batches.objects import Batch, FileObject, Purpose, Status
 from baton.gateway.batches.runner import MAX_IN_FLIGHT, BatchRunner
 from baton.gateway.generation import Unavailable
 
@@ -71,7 +71,7 @@ class Bench:
             file_id, batch_id = new_file_id(), new_batch_id()
             with tables.files.new_draft(file_id) as draft:
                 draft.write(text)
-            tables.keep(owner, file_id, "x", Purpose.BATCH, now)
+            tables.keep(owner, FileObject(file_id, 0, int(now), "x", Purpose.BATCH))
             batch = Batch(
                 id=batch_id,
                 endpoint=CHAT,
