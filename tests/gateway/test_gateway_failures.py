@@ -336,6 +336,43 @@ def test_a_final_failure_is_not_repeated(in_world: Any, world_module: Any) -> No
     in_world(scenario)
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_choice_that_fails_fails_its_request(in_world: Any, world_module: Any, path: str, stream: bool) -> None:
+    """Fewer choices than `n` are no answer, though one was complete: the client is told, and never a shorter list."""
+
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair(auto=False)
+        prompt = {"prompt": "hi"} if "chat" not in path else {"messages": [{"role": "user", "content": "hi"}]}
+        body = prompt | {"max_tokens": 500, "seed": 7, "n": 2, "stream": stream}
+
+        async def read() -> tuple[int, bytes]:
+            async with world.post(path, body) as response:
+                return response.status, await response.read()
+
+        request = asyncio.create_task(read())
+        await world_module.until(lambda: decode.of(GenerateRequest))
+        request_id = decode.request_id
+        decode.emit(request_id, 500, choice=0)
+        decode.emit(request_id, 2, choice=1)
+        await world_module.until(world.channel.inbox.empty, "the gateway has read the tokens")
+        decode.refuse(request_id, "no such layer", retryable=False)
+        status, raw = await request
+        if stream:
+            assert status == 200
+            *events, last = [event for event in world_module.sse_events(raw) if not event.startswith(":")]
+            chunks = [msgspec.json.decode(event)["choices"][0] for event in events]
+            assert [c["index"] for c in chunks if c["finish_reason"] is not None] == [0]
+            error = msgspec.json.decode(last)["error"]
+        else:
+            assert status == 500
+            error = msgspec.json.decode(raw)["error"]
+        assert error["type"] == "server_error"
+        assert world.is_empty
+
+    in_world(scenario)
+
+
 def test_repeated_chunks_are_dropped_and_a_gap_starts_again(
     in_world: Any, world_module: Any, answer: list[int]
 ) -> None:
