@@ -1,4 +1,4 @@
-"""HTTP handlers of the Responses API: POST /v1/responses, and GET and DELETE of what is stored."""
+"""HTTP handlers of the Responses API: answers, what is stored of them, and counts of tokens."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from .gateway import Gateway
 from .keys import owner_of
 from .middleware import api_key, request_id
 from .openai.json_errors import bounded
-from .responses.answers import DeletedResponse
+from .responses.answers import CountedInput, DeletedResponse
 from .responses.service import Responses
 from .responses.store import StoredResponse
 from .responses.translation import NAMES
@@ -24,6 +24,7 @@ def responses_routes(gateway: Gateway) -> list[web.RouteDef]:
     handlers = ResponsesHandlers(gateway)
     return [
         web.post("/v1/responses", handlers.create),
+        web.post("/v1/responses/input_tokens", handlers.count_tokens),
         web.get("/v1/responses/{response_id}", handlers.retrieve),
         web.get("/v1/responses/{response_id}/input_items", handlers.input_items),
         web.delete("/v1/responses/{response_id}", handlers.delete),
@@ -35,6 +36,7 @@ class ResponsesHandlers:
 
     def __init__(self, gateway: Gateway):
         self._responses = Responses(gateway.parser, gateway.tokenizer, gateway.config.served_model)
+        self._gateway = gateway
         self._answering = Answering(gateway)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
@@ -43,6 +45,13 @@ class ResponsesHandlers:
             timeline, asked = await self._answering.receive(request, partial(self._responses.parse, owner))
             answer = self._responses.format(asked, owner, request_id(request))
             return await self._answering.answer(request, asked.parsed, timeline, answer)
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        owner = owner_of(api_key(request))
+        with NAMES.told():
+            _, asked = await self._answering.receive(request, partial(self._responses.parse, owner))
+            (token_ids,) = await self._gateway.prompts.encode(asked.parsed.prompt, self._gateway.limits)
+        return json_answer(CountedInput(len(token_ids)))
 
     async def retrieve(self, request: web.Request) -> web.StreamResponse:
         if request.query.get("stream", "false").lower() != "false":

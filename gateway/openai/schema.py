@@ -32,6 +32,7 @@ _STRUCTS: tuple[type[msgspec.Struct], ...] = (
     responses_fields.ResponsesRequest,
     responses.ResponseObject,
     responses.ResponseEvent,
+    responses.CountedInput,
     responses.DeletedResponse,
     responses.InputItemList,
     anthropic_fields.MessagesRequest,
@@ -141,6 +142,7 @@ def _responses_paths() -> dict[str, Any]:
     stored = _operation("A stored answer.", _json(_ref(answer)), wrong)
     return {
         "/v1/responses": {"post": _post("Answer, and keep the answer.", body, answer, is_streamed=True)},
+        "/v1/responses/input_tokens": {"post": _post("Its tokens.", body, responses.CountedInput)},
         "/v1/responses/{response_id}": {
             "get": stored | {"parameters": [*by_id["parameters"], _in_query("stream", {"enum": ["false"]})]},
             "delete": _get("Forget an answer.", _ref(responses.DeletedResponse)) | by_id,

@@ -154,6 +154,13 @@ class InputItemList(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
+class CountedInput(msgspec.Struct):
+    """What a request's prompt has: instructions, tools, what it continues, and the model's template."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class DeletedResponse(msgspec.Struct):
     id: str
     object: Literal["response"] = "response"

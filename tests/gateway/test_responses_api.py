@@ -289,6 +289,27 @@ def test_input_items(in_world: Any, says: Any) -> None:
     in_world(scenario, api_key_digests=(digest_of("first"), digest_of("second")))
 
 
+def test_tokens_are_counted_as_they_are_billed(in_world: Any, says: Any) -> None:
+    """Nothing is generated, and the number is that of the answer's usage."""
+
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair(answer=says("Fine."))
+        async with client_of(world) as client:
+            first = await client.responses.create(model="tiny-llama", input="hi")
+            asked: dict[str, Any] = {"input": "more", "instructions": "Be short.", "tools": [TOOL]}
+            for fields in ({"input": "hi"}, asked, asked | {"previous_response_id": first.id}):
+                num_sent = len(decode.of(GenerateRequest))
+                counted = await client.responses.input_tokens.count(model="tiny-llama", **fields)
+                assert len(decode.of(GenerateRequest)) == num_sent
+                response = await client.responses.create(model="tiny-llama", **fields)
+                assert counted.input_tokens == response.usage.input_tokens
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.responses.input_tokens.count(model="tiny-llama", input=[])
+            assert refused.value.param == "input"
+
+    in_world(scenario)
+
+
 def test_references_to_items(in_world: Any, says: Any, tokenizer: Any) -> None:
     """They stand for what is stored, input and output, of the same key; the same prompt as with the items."""
 
