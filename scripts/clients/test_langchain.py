@@ -1,7 +1,7 @@
 """langchain-openai against a running Baton, by LangChain's own standard class of tests for chat models.
 
 Run by scripts/check_clients.py, which says where the server is. The flags are those of the served model: it reads text
-only. Tests that ask for wit (to call a function with the number that a question names) are marked.
+only. Tests that ask for wit (to call a tool of its own accord) are marked.
 """
 
 import functools
@@ -63,7 +63,7 @@ class TestBaton(ChatModelIntegrationTests):
 
 
 def _needs_wit(name: str) -> None:
-    """Marks one test: a model of 135M parameters calls a tool with other arguments, or goes on until it is cut."""
+    """Marks one test, which may pass with another model."""
     mark = pytest.mark.xfail(reason="a model of 135M parameters does not do what it is asked", strict=False)
     inherited = getattr(ChatModelIntegrationTests, name)
 
