@@ -61,5 +61,6 @@ def _load_cpu_engine(config: EngineConfig, model_config: ModelConfig, layout: Bl
     pool = KVCachePool(layout, config.num_blocks)
     model = load_model(model_config, Path(config.model_folder), CpuKernels(), config.dtype)
     feedback = make_feedback(device)
-    runner = ModelRunner(model, pool, HostStager(pool, feedback), device)
+    stager = HostStager(pool, feedback, set(model_config.windows))
+    runner = ModelRunner(model, pool, stager, device)
     return Engine(model_config, layout, pool, runner, HostSampler(feedback), overlaps=False)

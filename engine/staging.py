@@ -1,5 +1,6 @@
 """From a ForwardBatch to what the model reads: the tensors of one step and its attention plan."""
 
+from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from .kv_cache_pool import KVCachePool
 
 
 class StagedBatch(NamedTuple):
-    """Inputs of `LlamaModel.forward`, on its device."""
+    """Inputs of `DecoderModel.forward`, on its device."""
 
     input_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
@@ -29,7 +30,9 @@ class Stager(Protocol):
 class HostStager:
     """Stager of the CPU path: arrays become tensors where they lie."""
 
-    def __init__(self, pool: KVCachePool, feedback: Tensor):
+    def __init__(self, pool: KVCachePool, feedback: Tensor, windows: Collection[int] = (0,)):
+        """`windows`: those that occur among the model's layers."""
+        self._windows = windows
         self._pool = pool
         self._feedback = feedback
 
@@ -44,6 +47,7 @@ class HostStager:
             batch.cu_seqlens,
             batch.context_lens,
             [torch.from_numpy(table.astype(np.int64)) for table in batch.block_tables],
+            self._windows,
         )
         output_rows = torch.from_numpy(batch.output_rows)
         return StagedBatch(input_ids, torch.from_numpy(batch.positions), output_rows, plan)

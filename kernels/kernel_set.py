@@ -5,13 +5,16 @@ N is the number of tokens of the batch, packed without padding; H and KVH are qu
 one layer's view of the cache, `[num_blocks, 2, KVH, block_size, D]`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 Linear = Callable[[Tensor], Tensor]  # [n, in_features] |-> [n, out_features]
+
+# A mixture of experts behind its router: [n, hidden_size] and router logits [n, num_experts] |-> [n, hidden_size]
+Experts = Callable[[Tensor, Tensor], Tensor]
 
 # Where the tokens of one batch lie, as one kernel set needs it: made by that set, the same for every layer.
 AttentionPlan = Any
@@ -27,10 +30,13 @@ class Rope(NamedTuple):
 RopeAngles = Callable[[Tensor], Rope]  # of positions [N]
 
 
-def rope_angles(inverse_frequencies: Tensor, positions: Tensor) -> Rope:
-    """Position times one frequency per pair of dimensions, `[D / 2]` (Su et al., 2021)."""
+def rope_angles(inverse_frequencies: Tensor, positions: Tensor, scale: float = 1.0) -> Rope:
+    """Position times one frequency per pair of dimensions, `[D / 2]` (Su et al., 2021).
+
+    `scale` lengthens what is rotated: YaRN's and LongRoPE's attention factor.
+    """
     angles = positions.float().unsqueeze(1) * inverse_frequencies
-    return Rope(angles.cos(), angles.sin())
+    return Rope(angles.cos() * scale, angles.sin() * scale)
 
 
 class QKNorm(NamedTuple):
@@ -39,6 +45,14 @@ class QKNorm(NamedTuple):
     q_weight: Tensor  # [D]
     k_weight: Tensor  # [D]
     eps: float
+
+
+class AttentionRule(NamedTuple):
+    """How a layer's tokens see each other, beside causally; see `reference.paged_attention`."""
+
+    scale: float  # of the scores
+    window: int = 0  # > 0: a token sees itself and the `window - 1` tokens before it
+    soft_cap: float = 0.0  # > 0: a score x becomes `soft_cap * tanh(x / soft_cap)`
 
 
 class KernelSet(Protocol):
@@ -53,7 +67,12 @@ class KernelSet(Protocol):
     def pack_head(self, weight: Tensor, dtype: str) -> Linear:
         """The same for the matrix `[vocab_size, hidden_size]` that makes logits, which are float32."""
 
-    def pack_rope(self, inverse_frequencies: Tensor, max_positions: int) -> RopeAngles:
+    def pack_experts(
+        self, weights: Iterable[tuple[Tensor, Tensor]], num_experts: int, top_k: int, *, renormalize: bool, dtype: str
+    ) -> Experts:
+        """`reference.moe_forward` of these weights: of each expert `[2 * I, hidden]`, gate first, and `[hidden, I]`."""
+
+    def pack_rope(self, inverse_frequencies: Tensor, max_positions: int, scale: float) -> RopeAngles:
         """`rope_angles` of these frequencies `[D / 2]`, for positions below `max_positions`."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -64,6 +83,9 @@ class KernelSet(Protocol):
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """`silu(gate) * up` of `[N, 2 * size]`, gate first."""
+
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """`gelu(gate) * up`, with gelu's approximation by tanh."""
 
     def norm_rope_store(
         self,
@@ -79,5 +101,7 @@ class KernelSet(Protocol):
         The queries are changed in place; what is left in the keys' and values' place is for `attention` alone.
         """
 
-    def attention(self, heads: Tensor, num_heads: int, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
+    def attention(
+        self, heads: Tensor, num_heads: int, kv_layer: Tensor, plan: AttentionPlan, rule: AttentionRule
+    ) -> Tensor:
         """Causal attention of each token over its own sequence, after `norm_rope_store`; returns `[N, H * D]`."""

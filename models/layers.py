@@ -3,15 +3,13 @@
 N is the number of tokens in the batch, packed without padding; H and KVH are query and key/value heads, D head_dim.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels import AttentionPlan, KernelSet, Linear, QKNorm, Rope
-from ..vocab.model_config import ModelConfig, RopeScaling
+from ..kernels import AttentionPlan, AttentionRule, Experts, KernelSet, Linear, QKNorm, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +17,7 @@ class ForwardContext:
     """What every layer of one forward pass shares."""
 
     kernels: KernelSet
-    rope: Rope
+    ropes: tuple[Rope, ...]  # of each base that the model has
     plan: AttentionPlan
 
 
@@ -42,9 +40,11 @@ class Embedding:
 
     weight: Tensor  # [vocab_size, hidden_size]
     dtype: torch.dtype  # of the activations
+    scale: float = 1.0
 
     def __call__(self, input_ids: Tensor) -> Tensor:
-        return F.embedding(input_ids, self.weight).to(self.dtype)
+        vectors = F.embedding(input_ids, self.weight).to(self.dtype)
+        return vectors if self.scale == 1 else vectors * self.scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,33 +57,53 @@ class Attention:
     qkv: Linear  # hidden_size |-> (H + 2 * KVH) * D: all queries, keys, values
     out: Linear  # H * D |-> hidden_size
     qk_norm: QKNorm | None
+    rule: AttentionRule
+    rope: int = 0  # index among the context's
 
     def __call__(self, x: Tensor, kv_layer: Tensor, context: ForwardContext, rows: Tensor | None) -> Tensor:
         """`[N, hidden_size]` |-> the same, only `rows` of it if given; the new keys and values go into the cache."""
         kernels = context.kernels
         heads = self.qkv(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        kernels.norm_rope_store(heads, self.num_heads, self.qk_norm, context.rope, kv_layer, context.plan)
-        attended = kernels.attention(heads, self.num_heads, kv_layer, context.plan)
+        rope = context.ropes[self.rope]
+        kernels.norm_rope_store(heads, self.num_heads, self.qk_norm, rope, kv_layer, context.plan)
+        attended = kernels.attention(heads, self.num_heads, kv_layer, context.plan, self.rule)
         return self.out(attended if rows is None else attended[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """SwiGLU (Shazeer, 2020)."""
+    """SwiGLU, or GeGLU (Shazeer, 2020)."""
 
     gate_up: Linear  # hidden_size |-> 2 * intermediate_size, gate first
     down: Linear  # intermediate_size |-> hidden_size
+    is_gelu: bool = False
 
     def __call__(self, x: Tensor, kernels: KernelSet) -> Tensor:
-        return self.down(kernels.silu_and_mul(self.gate_up(x)))
+        gate_up = self.gate_up(x)
+        return self.down(kernels.gelu_and_mul(gate_up) if self.is_gelu else kernels.silu_and_mul(gate_up))
+
+
+@dataclass(frozen=True, slots=True)
+class SparseMLP:
+    """A mixture of experts: a router sends each token to a few SwiGLUs (Shazeer et al., 2017)."""
+
+    router: Linear  # hidden_size |-> num_experts, float32
+    experts: Experts
+
+    def __call__(self, x: Tensor, kernels: KernelSet) -> Tensor:
+        return self.experts(x, self.router(x))
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
+    """The post-norms, if there are any, stand behind attention and the MLP, before the residual stream (Gemma)."""
+
     attention_norm: RMSNorm
     attention: Attention
     mlp_norm: RMSNorm
-    mlp: GatedMLP
+    mlp: GatedMLP | SparseMLP
+    post_attention_norm: RMSNorm | None = None
+    post_mlp_norm: RMSNorm | None = None
 
     def __call__(
         self, update: Tensor | None, residual: Tensor, kv_layer: Tensor, context: ForwardContext, rows: Tensor | None
@@ -100,24 +120,7 @@ class DecoderLayer:
             x = self.attention_norm.after_adding(update, residual, kernels)
         attended = self.attention(x, kv_layer, context, rows)
         residual = residual if rows is None else residual[rows]
-        x = self.mlp_norm.after_adding(attended, residual, kernels)
-        return self.mlp(x, kernels), residual
-
-
-def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Of the rotary embedding (Su et al., 2021), one per pair of dimensions: `[D / 2]` float32."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    return _scale_frequencies(1.0 / config.rope_theta**exponents, config.rope_scaling)
-
-
-def _scale_frequencies(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
-    """Stretch the frequencies for contexts longer than the training's; see RopeScaling."""
-    if scaling is None:
-        return frequencies
-    if scaling.rope_type == "linear":
-        return frequencies / scaling.factor
-    # Llama 3.1: turns of the pair within the original context decide between the two, linearly in between.
-    turns = frequencies * (scaling.original_max_position_embeddings / (2 * math.pi))
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    keep = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
-    return frequencies * (keep + (1 - keep) / scaling.factor)
+        if self.post_attention_norm is not None:
+            attended = self.post_attention_norm(attended, kernels)
+        x = self.mlp(self.mlp_norm.after_adding(attended, residual, kernels), kernels)
+        return x if self.post_mlp_norm is None else self.post_mlp_norm(x, kernels), residual

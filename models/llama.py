@@ -1,132 +1,160 @@
-"""The Llama shape: Llama, Mistral without a window, Qwen2 (q, k, v biases) and Qwen3 (norm of q and k)."""
+"""The Llama shape: Llama, Mistral, Qwen2 and Qwen3 differ only in what their configs say. Others differ from it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..kernels import AttentionPlan, KernelSet, Linear, QKNorm, RopeAngles
+from ..core.errors import ConfigurationError
+from ..kernels import AttentionRule, KernelSet, Linear, QKNorm, RopeAngles
 from ..vocab.model_config import ModelConfig
-from .layers import Attention, DecoderLayer, Embedding, ForwardContext, GatedMLP, RMSNorm, inverse_frequencies
+from .decoder import DecoderModel
+from .layers import Attention, DecoderLayer, Embedding, GatedMLP, RMSNorm, SparseMLP
+from .rope import inverse_frequencies, local_inverse_frequencies
 from .weights import WeightReader
 
-LayerHook = Callable[[int], None]  # is told how many layers have been launched
-
 
 @dataclass(frozen=True, slots=True)
-class LlamaModel:
-    kernels: KernelSet
-    embedding: Embedding
-    rotary: RopeAngles
-    layers: tuple[DecoderLayer, ...]
-    norm: RMSNorm
-    lm_head: Linear  # hidden_size |-> vocab_size
+class LlamaBuilder:
+    """Reads and packs the weights under the names Hugging Face gives them. A family overrides where it differs."""
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        plan: AttentionPlan,
-        kv_layers: Sequence[Tensor],
-        output_rows: Tensor | None,
-        on_layer: LayerHook | None = None,
-    ) -> Tensor:
-        """Compute the batch's tokens and write their keys and values into the cache.
-
-        `input_ids` and `positions` are `[N]`, `kv_layers` one cache view per layer. Returns the hidden states after the
-        final norm of the tokens `output_rows` `[n]` (None: of all), as `[n, hidden_size]`. `on_layer(i)` is called when
-        the first i layers have been launched.
-        """
-        context = ForwardContext(self.kernels, self.rotary(positions), plan)
-        residual = self.embedding(input_ids)
-        update: Tensor | None = None
-        # Behind the last attention only the wanted tokens matter.
-        last = None if output_rows is None or len(output_rows) == len(input_ids) else output_rows
-        for index, (layer, kv_layer) in enumerate(zip(self.layers, kv_layers, strict=True), start=1):
-            update, residual = layer(update, residual, kv_layer, context, last if index == len(self.layers) else None)
-            if on_layer is not None:
-                on_layer(index)
-        assert update is not None
-        return self.norm.after_adding(update, residual, self.kernels)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`[n, hidden_size]` after the final norm |-> `[n, vocab_size]` float32."""
-        return self.lm_head(hidden)
-
-
-def build_llama(config: ModelConfig, weights: WeightReader, kernels: KernelSet, dtype: str) -> LlamaModel:
-    """Read and pack the weights under the names Hugging Face gives them."""
-    embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    if weights.device.type != "cpu":
-        embedding = embedding.to(kernels.activation_dtype)
-    if config.tie_word_embeddings:
-        weights.ignore("lm_head.weight")  # some files store the tied matrix twice
-        head = embedding
-    else:
-        head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
-    weights.ignore("rotary_emb.inv_freq")  # old files store the frequencies, which follow from the config
-    return LlamaModel(
-        kernels=kernels,
-        embedding=Embedding(embedding, kernels.activation_dtype),
-        rotary=kernels.pack_rope(inverse_frequencies(config).to(weights.device), config.max_position_embeddings),
-        layers=tuple(_LayerBuilder(config, weights, kernels, dtype, i).layer() for i in range(config.num_layers)),
-        norm=RMSNorm(weights.take("model.norm.weight", config.hidden_size).float(), config.rms_norm_eps),
-        lm_head=kernels.pack_head(head, dtype),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerBuilder:
     config: ModelConfig
     weights: WeightReader
     kernels: KernelSet
-    dtype: str
-    index: int
+    dtype: str  # of the linear layers
 
-    def layer(self) -> DecoderLayer:
-        return DecoderLayer(
-            attention_norm=self._norm("input_layernorm"),
-            attention=self._attention(),
-            mlp_norm=self._norm("post_attention_layernorm"),
-            mlp=self._mlp(),
+    def model(self) -> DecoderModel:
+        config, kernels = self.config, self.kernels
+        embedding = self.weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        if self.weights.device.type != "cpu":
+            embedding = embedding.to(kernels.activation_dtype)
+        # Packing takes memory for a moment. The head, the largest matrix, comes while little else is there.
+        head = kernels.pack_head(self.head(embedding), self.dtype)
+        self.weights.release()
+        self.weights.ignore("rotary_emb.inv_freq")  # old files store the frequencies, which follow from the config
+        return DecoderModel(
+            kernels=kernels,
+            embedding=Embedding(embedding, kernels.activation_dtype, self.embedding_scale()),
+            rotaries=self.rotaries(),
+            layers=tuple(self.released(index) for index in range(config.num_layers)),
+            norm=self.norm("model.norm"),
+            lm_head=head,
+            logit_soft_cap=config.logit_soft_cap,
         )
 
-    def _attention(self) -> Attention:
+    def head(self, embedding: Tensor) -> Tensor:
+        if not self.config.tie_word_embeddings:
+            return self.weights.take("lm_head.weight", self.config.vocab_size, self.config.hidden_size)
+        self.weights.ignore("lm_head.weight")  # some files store the tied matrix twice
+        return embedding
+
+    def embedding_scale(self) -> float:
+        return 1.0
+
+    def rotaries(self) -> tuple[RopeAngles, ...]:
+        """One for each base: that of all layers, and that of layers with a window where it is another."""
+        config, scaling = self.config, self.config.rope_scaling
+        plain = [(inverse_frequencies(config), 1.0 if scaling is None else scaling.attention_factor)]
+        local = [(local_inverse_frequencies(config), 1.0)] if config.local_rope_theta else []
+        return tuple(
+            self.kernels.pack_rope(frequencies.to(self.weights.device), config.max_position_embeddings, scale)
+            for frequencies, scale in plain + local
+        )
+
+    def released(self, index: int) -> DecoderLayer:
+        layer = self.layer(f"model.layers.{index}", index)
+        self.weights.release()
+        return layer
+
+    def layer(self, name: str, index: int) -> DecoderLayer:
+        return DecoderLayer(
+            attention_norm=self.norm(f"{name}.input_layernorm"),
+            attention=self.attention(f"{name}.self_attn", index),
+            mlp_norm=self.norm(f"{name}.post_attention_layernorm"),
+            mlp=self.mlp(name, index),
+        )
+
+    def attention(self, name: str, index: int) -> Attention:
         config = self.config
-        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        parts = {"self_attn.q_proj": width, "self_attn.k_proj": kv_width, "self_attn.v_proj": kv_width}
+        window = config.windows[index]
         return Attention(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            qkv=self._fused(parts, config.attention_bias),
-            out=self._linear("self_attn.o_proj", config.hidden_size, width),
-            qk_norm=self._qk_norm() if config.qk_norm else None,
+            qkv=self.qkv(name),
+            out=self.linear(
+                f"{name}.o_proj", config.hidden_size, config.num_heads * config.head_dim, config.output_bias
+            ),
+            qk_norm=self.qk_norm(name) if config.qk_norm else None,
+            rule=AttentionRule(config.attention_scale, window, config.attention_soft_cap),
+            rope=1 if window and config.local_rope_theta else 0,
         )
 
-    def _qk_norm(self) -> QKNorm:
-        q, k = (self._take(f"self_attn.{n}_norm.weight", self.config.head_dim).float() for n in ("q", "k"))
+    def qkv(self, name: str) -> Linear:
+        config = self.config
+        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        parts = {f"{name}.q_proj": width, f"{name}.k_proj": kv_width, f"{name}.v_proj": kv_width}
+        return self.fused(parts, config.attention_bias)
+
+    def qk_norm(self, name: str) -> QKNorm:
+        q, k = (self.norm_weight(f"{name}.{part}_norm", self.config.head_dim) for part in ("q", "k"))
         return QKNorm(q, k, self.config.rms_norm_eps)
 
-    def _mlp(self) -> GatedMLP:
-        size = self.config.intermediate_size
+    def mlp(self, name: str, index: int) -> GatedMLP | SparseMLP:
+        config = self.config
         return GatedMLP(
-            gate_up=self._fused({"mlp.gate_proj": size, "mlp.up_proj": size}, bias=False),
-            down=self._linear("mlp.down_proj", self.config.hidden_size, size),
+            gate_up=self.gate_up(f"{name}.mlp"),
+            down=self.linear(f"{name}.mlp.down_proj", config.hidden_size, config.intermediate_size, config.mlp_bias),
+            is_gelu=config.activation == "gelu",
         )
 
-    def _fused(self, parts: dict[str, int], bias: bool) -> Linear:
+    def gate_up(self, name: str) -> Linear:
+        size = self.config.intermediate_size
+        return self.fused({f"{name}.gate_proj": size, f"{name}.up_proj": size}, self.config.mlp_bias)
+
+    def sparse_mlp(self, router: str, experts: str, parts: tuple[str, str, str]) -> SparseMLP:
+        """`experts` names a layer's experts up to their number; `parts` are an expert's gate, up and down."""
+        config, wanted = self.config, self.config.experts
+        assert wanted is not None
+        if self.dtype == "int8":
+            raise ConfigurationError(
+                f"dtype 'int8' is not supported for the experts of {config.family!r}. Use --dtype bfloat16."
+            )
+        shape = (wanted.intermediate_size, config.hidden_size)
+
+        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+            for expert in range(wanted.num_experts):
+                gate, up, down = (f"{experts}.{expert}.{part}.weight" for part in parts)
+                gate_up = torch.cat((self.weights.take(gate, *shape), self.weights.take(up, *shape)))
+                yield gate_up, self.weights.take(down, *reversed(shape))
+                self.weights.release()
+
+        return SparseMLP(
+            # Which experts a token goes to must not depend on rounding.
+            router=self.kernels.pack_head(
+                self.weights.take(f"{router}.weight", wanted.num_experts, config.hidden_size), "float32"
+            ),
+            experts=self.kernels.pack_experts(
+                pairs(), wanted.num_experts, wanted.num_chosen, renormalize=wanted.renormalize, dtype=self.dtype
+            ),
+        )
+
+    def fused(self, parts: dict[str, int], bias: bool) -> Linear:
         """One matrix product for several projections of the same input: name |-> out_features."""
-        weight = torch.cat([self._take(f"{n}.weight", rows, self.config.hidden_size) for n, rows in parts.items()])
-        biases = torch.cat([self._take(f"{n}.bias", rows) for n, rows in parts.items()]) if bias else None
+        weight = torch.cat(
+            [self.weights.take(f"{n}.weight", rows, self.config.hidden_size) for n, rows in parts.items()]
+        )
+        biases = torch.cat([self.weights.take(f"{n}.bias", rows) for n, rows in parts.items()]) if bias else None
         return self.kernels.pack_linear(weight, biases, self.dtype)
 
-    def _linear(self, name: str, out_features: int, in_features: int) -> Linear:
-        return self.kernels.pack_linear(self._take(f"{name}.weight", out_features, in_features), None, self.dtype)
+    def linear(self, name: str, out_features: int, in_features: int, bias: bool = False) -> Linear:
+        biases = self.weights.take(f"{name}.bias", out_features) if bias else None
+        weight = self.weights.take(f"{name}.weight", out_features, in_features)
+        return self.kernels.pack_linear(weight, biases, self.dtype)
 
-    def _norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self._take(f"{name}.weight", self.config.hidden_size).float(), self.config.rms_norm_eps)
+    def norm(self, name: str) -> RMSNorm:
+        return RMSNorm(self.norm_weight(name, self.config.hidden_size), self.config.rms_norm_eps)
 
-    def _take(self, name: str, *shape: int) -> Tensor:
-        return self.weights.take(f"model.layers.{self.index}.{name}", *shape)
+    def norm_weight(self, name: str, size: int) -> Tensor:
+        return self.weights.take(f"{name}.weight", size).float()

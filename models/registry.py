@@ -1,6 +1,5 @@
 """Which builder makes which model family."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,16 +7,26 @@ import torch
 from ..core.errors import ConfigurationError
 from ..kernels import KernelSet
 from ..vocab.model_config import ModelConfig
-from .llama import LlamaModel, build_llama
+from .decoder import DecoderModel
+from .gemma import GemmaBuilder
+from .llama import LlamaBuilder
+from .mixtral import MixtralBuilder
+from .phi3 import Phi3Builder
+from .qwen3_moe import Qwen3MoeBuilder
 from .weights import WeightReader
 
-Model = LlamaModel
+Model = DecoderModel
 
-_BUILDERS: dict[str, Callable[[ModelConfig, WeightReader, KernelSet, str], Model]] = {
-    "llama": build_llama,
-    "mistral": build_llama,
-    "qwen2": build_llama,
-    "qwen3": build_llama,
+_BUILDERS: dict[str, type[LlamaBuilder]] = {
+    "llama": LlamaBuilder,
+    "mistral": LlamaBuilder,
+    "mixtral": MixtralBuilder,
+    "qwen2": LlamaBuilder,
+    "qwen3": LlamaBuilder,
+    "qwen3_moe": Qwen3MoeBuilder,
+    "gemma2": GemmaBuilder,
+    "gemma3_text": GemmaBuilder,
+    "phi3": Phi3Builder,
 }
 
 
@@ -35,4 +44,4 @@ def load_model(
             f"{folder}: the model family {config.family!r} is not supported. Supported are {', '.join(_BUILDERS)}."
         )
     with WeightReader(folder, device or torch.device("cpu")) as weights:
-        return builder(config, weights, kernels, dtype)
+        return builder(config, weights, kernels, dtype).model()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..core.errors import ConfigurationError
 from ..vocab.model_folder import weight_files
+from .mapped_pages import drop_pages, mapped_ranges
 
 
 class WeightReader:
@@ -26,11 +27,14 @@ class WeightReader:
         self._folder = folder
         self._file_of: dict[str, str] = {}  # tensor name |-> file name
         self._open: dict[str, safe_open] = {}
+        self._mapped: dict[str, list[range]] = {}  # file name |-> addresses
         for file in weight_files(folder):
             self._open[file] = self._open_file(folder / file)
+            self._mapped[file] = mapped_ranges(folder / file)
             names = self._open[file].keys()  # type: ignore[no-untyped-call] # safetensors is not annotated
             self._file_of.update(dict.fromkeys(names, file))
         self._left = set(self._file_of)
+        self._touched: list[tuple[int, int]] = []  # address and bytes of tensors taken since the last release
 
     def __enter__(self) -> "WeightReader":
         return self
@@ -58,7 +62,18 @@ class WeightReader:
                 f"{list(shape)}. Check that config.json belongs to these weights."
             )
         self._left.discard(name)
+        if any(tensor.data_ptr() in mapped for mapped in self._mapped[self._file_of[name]]):
+            self._touched.append((tensor.data_ptr(), tensor.nbytes))
         return tensor.to(self.device)  # on the CPU still the mapped file
+
+    def release(self) -> None:
+        """Give back the memory of what was taken so far and has been copied; what is still mapped is read again.
+
+        The system counts the pages of a mapped file as this process's until it needs them elsewhere.
+        """
+        for address, size in self._touched:
+            drop_pages(address, size)
+        self._touched.clear()
 
     def ignore(self, suffix: str) -> None:
         """Accept tensors whose name ends so without reading them."""

@@ -20,6 +20,7 @@ from baton.engine.engine import Engine, load_engine
 from baton.engine.feedback import make_feedback
 from baton.engine.forward_batch import Chunk, ForwardBatch, build_forward_batch
 from baton.engine.staging import HostStager
+from baton.kernels import AttentionRule
 from baton.kernels.cpu import pack_linear, paged_attention, store_kv
 
 BLOCK_SIZE = 16
@@ -77,12 +78,13 @@ def attention_parts(engine: Engine, batch: ForwardBatch) -> Measured:
     key_value = heads[:, config.num_heads :].view(-1, 2, config.num_kv_heads, config.head_dim)
 
     stager = HostStager(engine.pool, make_feedback(torch.device("cpu")))
+    rule = AttentionRule(config.attention_scale)
 
     def run() -> None:
         plan = stager.stage(batch).plan
         for layer in layers:
             store_kv(layer, key_value, plan)
-            paged_attention(query, key_value, layer, plan)
+            paged_attention(query, key_value, layer, plan, rule)
 
     return run
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...core.layout import BlockLayout
 from ...core.request import SamplingParams
+from ...kernels import AttentionRule
 from ...kernels.cpu import AttentionPlan, CpuKernels, plan_attention
 from ...kernels.gpu.cost import OpCost
 from ...kernels.gpu.model_shapes import ModelShape
@@ -85,7 +86,8 @@ class _Batch:
 
     def attend(self) -> Run:
         kernels, heads, kv, plan = self.operands()
-        return lambda: kernels.attention(heads, self.shape.num_heads, kv, plan)
+        rule = AttentionRule(self.shape.head_dim**-0.5)
+        return lambda: kernels.attention(heads, self.shape.num_heads, kv, plan, rule)
 
     def store(self) -> Run:
         kernels, heads, kv, plan = self.operands()

@@ -1,7 +1,8 @@
 """The CPU path: plain torch, shaped by what costs time on a few cores."""
 
 from .attention import AttentionPlan, paged_attention, plan_attention, store_kv
-from .elementwise import apply_rope, rms_norm, silu_and_mul
+from .elementwise import apply_rope, gelu_and_mul, rms_norm, silu_and_mul
+from .experts import pack_experts
 from .feedback import resolve_feedback
 from .kernels import CpuKernels
 from .linear import LINEAR_DTYPES, fp16_linear_available, pack_linear
@@ -15,7 +16,9 @@ __all__ = [
     "apply_penalties",
     "apply_rope",
     "fp16_linear_available",
+    "gelu_and_mul",
     "keep_allowed",
+    "pack_experts",
     "pack_linear",
     "paged_attention",
     "plan_attention",

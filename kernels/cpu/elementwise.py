@@ -25,3 +25,9 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up` of `[num_tokens, 2 * intermediate_size]`; see `reference.silu_and_mul`."""
     half = gate_up.shape[-1] // 2
     return F.silu(gate_up[:, :half]).mul_(gate_up[:, half:])
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` of `[num_tokens, 2 * intermediate_size]`; see `reference.gelu_and_mul`."""
+    half = gate_up.shape[-1] // 2
+    return F.gelu(gate_up[:, :half], approximate="tanh").mul_(gate_up[:, half:])

@@ -1,5 +1,6 @@
 """TritonKernels: the kernel set called "triton"."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -7,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernel_set import Linear, QKNorm, Rope, RopeAngles, rope_angles
-from .activation import silu_and_mul
+from ..kernel_set import AttentionRule, Experts, Linear, QKNorm, Rope, RopeAngles, rope_angles
+from .activation import gelu_and_mul, silu_and_mul
 from .attention_common import MAX_SEQUENCES
 from .decode_attention import DecodeWorkspace, decode_attention
 from .gemm import linear
+from .grouped_gemm import moe_forward
 from .int8_gemm import int8_linear, quantize_int8
 from .norm import add_rms_norm, rms_norm
 from .prefill_attention import prefill_attention
@@ -74,10 +76,25 @@ class TritonKernels:
             return lambda x: F.linear(x, weight).float()
         return partial(_product_in_fp32, weight=weight)
 
-    def pack_rope(self, inverse_frequencies: Tensor, max_positions: int) -> RopeAngles:
+    def pack_experts(
+        self, weights: Iterable[tuple[Tensor, Tensor]], num_experts: int, top_k: int, *, renormalize: bool, dtype: str
+    ) -> Experts:
+        """Products are our own, deterministic or not. Experts are kept in the dtype of the activations."""
+        stacked: tuple[Tensor, ...] = ()
+        for index, pair in enumerate(weights):
+            if not stacked:
+                stacked = tuple(
+                    part.new_empty((num_experts, *part.shape), dtype=self.activation_dtype) for part in pair
+                )
+            for whole, part in zip(stacked, pair, strict=True):
+                whole[index] = part
+        gate_up, down = stacked
+        return partial(moe_forward, gate_up_weights=gate_up, down_weights=down, top_k=top_k, renormalize=renormalize)
+
+    def pack_rope(self, inverse_frequencies: Tensor, max_positions: int, scale: float) -> RopeAngles:
         """Angles from a table: one launch, and a position's angles are the same bits wherever its token lies."""
         positions = torch.arange(max_positions, device=inverse_frequencies.device)
-        table = torch.stack(rope_angles(inverse_frequencies, positions), 1)  # [max_positions, 2, D / 2]
+        table = torch.stack(rope_angles(inverse_frequencies, positions, scale), 1)  # [max_positions, 2, D / 2]
         return lambda positions: Rope(*table.index_select(0, positions).unbind(1))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -88,6 +105,9 @@ class TritonKernels:
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         return silu_and_mul(gate_up)
+
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        return gelu_and_mul(gate_up)
 
     def norm_rope_store(
         self,
@@ -101,11 +121,12 @@ class TritonKernels:
         q_weight, k_weight, eps = (None, None, 0.0) if qk_norm is None else qk_norm
         norm_rope_store(heads, num_heads, q_weight, k_weight, eps, *rope, kv_layer, plan.slot_mapping)
 
-    def attention(self, heads: Tensor, num_heads: int, kv_layer: Tensor, plan: GpuAttentionPlan) -> Tensor:
+    def attention(
+        self, heads: Tensor, num_heads: int, kv_layer: Tensor, plan: GpuAttentionPlan, rule: AttentionRule
+    ) -> Tensor:
         num_tokens, _, head_dim = heads.shape
         query = heads[:, :num_heads]
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
-        scale = head_dim**-0.5
         first = 0  # row of the first chunk
         if (one := plan.decodes) is not None:
             first = len(one.context_lens)
@@ -115,7 +136,9 @@ class TritonKernels:
                 one.block_tables,
                 one.context_lens,
                 one.workspace,
-                scale=scale,
+                scale=rule.scale,
+                window=rule.window,
+                soft_cap=rule.soft_cap,
                 out=out[:first],
             )
         if (many := plan.chunks) is not None:
@@ -128,7 +151,9 @@ class TritonKernels:
                     many.cu_seqlens[start : start + MAX_SEQUENCES + 1],
                     many.context_lens[some],
                     many.max_len,
-                    scale=scale,
+                    scale=rule.scale,
+                    window=rule.window,
+                    soft_cap=rule.soft_cap,
                     out=out[first:],
                 )
         return out.view(num_tokens, num_heads * head_dim)

@@ -7,7 +7,7 @@ head h reads key head h // (H // KVH)), D head_dim; `kv_layer` is `[num_blocks, 
 from .attention import paged_attention, store_kv
 from .block_copy import gather_tokens, scatter_tokens
 from .checksum import checksum
-from .elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
+from .elementwise import add_rms_norm, apply_rope, gelu_and_mul, rms_norm, silu_and_mul
 from .feedback import resolve_feedback
 from .gemm import int8_linear, linear, moe_forward, quantize_int8, route_experts
 from .rope_store import norm_rope_store
@@ -20,6 +20,7 @@ __all__ = [
     "apply_rope",
     "checksum",
     "gather_tokens",
+    "gelu_and_mul",
     "int8_linear",
     "kept_tokens",
     "linear",

@@ -1,5 +1,7 @@
 """Definitions of the ops between the matrix products."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -29,3 +31,9 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up`; `gate_up` is `[num_tokens, 2 * intermediate_size]`, gate first."""
     gate, up = gate_up.chunk(2, -1)
     return gate / (1 + torch.exp(-gate)) * up
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up`, gelu approximated by tanh (Hendrycks and Gimpel, 2016, section 2)."""
+    gate, up = gate_up.chunk(2, -1)
+    return 0.5 * gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) * up

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.kernels import KernelSet, QKNorm, Rope, reference
+from baton.kernels import AttentionRule, KernelSet, QKNorm, Rope, reference
 from baton.kernels.cpu import CpuKernels, plan_attention
 
 KERNELS: KernelSet = CpuKernels()
@@ -22,7 +22,7 @@ def test_add_rms_norm_adds_in_place() -> None:
 
 
 def test_rope_angles_by_hand() -> None:
-    angles = KERNELS.pack_rope(torch.tensor([1.0, 0.5]), 10)(torch.tensor([0, 2]))
+    angles = KERNELS.pack_rope(torch.tensor([1.0, 0.5]), 10, 1.0)(torch.tensor([0, 2]))
     torch.testing.assert_close(angles.cos, torch.tensor([[0.0, 0.0], [2.0, 1.0]]).cos())
     torch.testing.assert_close(angles.sin, torch.tensor([[0.0, 0.0], [2.0, 1.0]]).sin())
 
@@ -48,6 +48,6 @@ def test_norm_rope_store_and_attention(with_norm: bool) -> None:
     KERNELS.norm_rope_store(heads, num_heads, norm, rope, cache[:, 0], plan)
     torch.testing.assert_close(cache, expected_cache, equal_nan=True)
     torch.testing.assert_close(heads[:, :num_heads], query)
-    attended = KERNELS.attention(heads, num_heads, cache[:, 0], plan)
+    attended = KERNELS.attention(heads, num_heads, cache[:, 0], plan, AttentionRule(heads.shape[2] ** -0.5))
     expected = reference.paged_attention(query, expected_cache[:, 0], [0, 3, 5], [3, 2], [[2], [0]])
     torch.testing.assert_close(attended, expected.flatten(1))

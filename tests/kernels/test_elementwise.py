@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from baton.kernels import reference
-from baton.kernels.cpu import apply_rope, rms_norm, silu_and_mul
+from baton.kernels.cpu import apply_rope, gelu_and_mul, rms_norm, silu_and_mul
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -47,3 +47,10 @@ def test_silu_and_mul() -> None:
     gate_up = random(5, 246)
     torch.testing.assert_close(silu_and_mul(gate_up), reference.silu_and_mul(gate_up.double()).float())
     assert silu_and_mul(torch.tensor([[0.0, 5.0]])).item() == 0.0
+
+
+def test_gelu_and_mul() -> None:
+    gate_up = torch.randn((5, 246), generator=torch.Generator().manual_seed(2)) * 4
+    torch.testing.assert_close(gelu_and_mul(gate_up), reference.gelu_and_mul(gate_up.double()).float())
+    assert gelu_and_mul(torch.tensor([[0.0, 5.0]])).item() == 0.0
+    assert gelu_and_mul(torch.tensor([[20.0, 5.0]])).item() == 100.0

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.kernels import reference
+from baton.kernels import AttentionRule, reference
 from baton.kernels.cpu import paged_attention, plan_attention, store_kv
 
 NUM_LAYERS, HEAD_DIM = 3, 16
+PLAIN = AttentionRule(HEAD_DIM**-0.5)
 
 
 class Batch:
@@ -43,12 +44,17 @@ class Batch:
         self.query = heads[:, :num_heads]
         self.key_value = heads[:, num_heads:].view(total, 2, num_kv_heads, HEAD_DIM)
 
-    def check(self) -> None:
+    def check(self, rule: AttentionRule = PLAIN) -> None:
         layer = 1
         expected_cache = self.cache.clone()
         reference.store_kv(expected_cache[:, layer], self.key_value, self.slots)
         expected = reference.paged_attention(
-            self.query, expected_cache[:, layer], self.cu_seqlens, self.context_lens, self.tables
+            self.query,
+            expected_cache[:, layer],
+            self.cu_seqlens,
+            self.context_lens,
+            self.tables,
+            **rule._asdict(),
         )
         kv_layer = self.cache[:, layer]
         plan = plan_attention(
@@ -57,9 +63,10 @@ class Batch:
             self.cu_seqlens,
             self.context_lens,
             [torch.tensor(t) for t in self.tables],
+            {0, rule.window},
         )
         store_kv(kv_layer, self.key_value, plan)
-        actual = paged_attention(self.query, self.key_value, kv_layer, plan)
+        actual = paged_attention(self.query, self.key_value, kv_layer, plan, rule)
         assert actual.is_contiguous()
         torch.testing.assert_close(self.cache, expected_cache, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(actual, expected.flatten(1), rtol=1e-5, atol=1e-5)
@@ -83,17 +90,23 @@ def test_equals_the_definition(
     Batch(sequences, num_heads, num_kv_heads, block_size, seed=block_size).check()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=5),
     heads=st.sampled_from([(2, 1), (2, 2), (9, 3)]),
     block_size=st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128]),
     seed=st.integers(0, 1000),
+    rule=st.builds(
+        AttentionRule,
+        scale=st.sampled_from([PLAIN.scale, 0.3]),
+        window=st.sampled_from([0, 1, 2, 7, 16, 100]),
+        soft_cap=st.sampled_from([0.0, 0.5, 30.0]),
+    ),
 )
 def test_equals_the_definition_for_any_batch(
-    sequences: list[tuple[int, int]], heads: tuple[int, int], block_size: int, seed: int
+    sequences: list[tuple[int, int]], heads: tuple[int, int], block_size: int, seed: int, rule: AttentionRule
 ) -> None:
-    Batch(sequences, *heads, block_size, seed).check()
+    Batch(sequences, *heads, block_size, seed).check(rule)
 
 
 def test_a_query_that_likes_one_key_returns_its_value() -> None:
@@ -105,5 +118,5 @@ def test_a_query_that_likes_one_key_returns_its_value() -> None:
     layer = cache[:, 0]
     plan = plan_attention(layer, torch.tensor([0]), [0, 1], [2], [torch.tensor([1, 0])])
     store_kv(layer, key_value, plan)
-    assert paged_attention(query, key_value, layer, plan).tolist() == [[7.0, 8.0]]
+    assert paged_attention(query, key_value, layer, plan, PLAIN).tolist() == [[7.0, 8.0]]
     assert cache[0, 0, :, 0, 0].tolist() == [[0.0, 0.0], [1.0, 1.0]]

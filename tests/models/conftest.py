@@ -48,7 +48,9 @@ def oracle_logits() -> Callable[[Path, list[int]], torch.Tensor]:
     import transformers
 
     def logits(folder: Path, token_ids: list[int]) -> torch.Tensor:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
         with torch.no_grad():
             result: torch.Tensor = model(torch.tensor([token_ids])).logits[0]
         return result

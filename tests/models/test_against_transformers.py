@@ -1,6 +1,7 @@
 """Every family and every feature of the config gives transformers' logits on the same weights."""
 
-from collections.abc import Callable
+import runpy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,44 +11,29 @@ from baton.kernels.cpu import CpuKernels, plan_attention
 from baton.models.registry import Model, load_model
 from baton.vocab.model_config import ModelConfig, load_model_config
 
+FEATURES = runpy.run_path(str(Path(__file__).with_name("families.py")))["FEATURES"]
 TOKEN_IDS = torch.randint(0, 99, (120,), generator=torch.Generator().manual_seed(3)).tolist()
 BLOCK_SIZE = 8
-
-FEATURES = {
-    "llama": ("llama", {}),
-    "llama tied": ("llama", {"tie_word_embeddings": True}),
-    "llama without grouped heads": ("llama", {"num_key_value_heads": 6}),
-    "llama other theta": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
-    "llama other eps": ("llama", {"rms_norm_eps": 0.1}),
-    "llama linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
-    "llama 3.1 rope": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
-    ),
-    "mistral": ("mistral", {"sliding_window": None}),
-    "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {}),
-}
+CHUNKS = (1, 36, 29, 41)  # then one by one: of odd lengths, longer and shorter than the windows
 
 
-def logits_of(model: Model, config: ModelConfig, token_ids: list[int]) -> torch.Tensor:
-    """All logits of one prompt, computed in one pass over an empty cache."""
+def logits_of(model: Model, config: ModelConfig, token_ids: list[int], chunks: Sequence[int] = ()) -> torch.Tensor:
+    """All logits of one prompt over an empty cache, at blocks in reverse order: in one pass, or in these chunks
+    and then token by token."""
     count = len(token_ids)
     num_blocks = -(-count // BLOCK_SIZE)
     cache = torch.full((num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim), torch.nan)
     layers = [cache[:, i] for i in range(config.num_layers)]
-    positions = torch.arange(count)
-    plan = plan_attention(layers[0], positions, [0, count], [count], [torch.arange(num_blocks)])
-    return model.logits(model.forward(torch.tensor(token_ids), positions, plan, layers, positions))
+    table = torch.arange(num_blocks).flip(0)
+    logits, start = [], 0
+    for length in (*chunks, *([1] * (count - sum(chunks)) if chunks else [count])):
+        positions = torch.arange(start, start + length)
+        slots = table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        start += length
+        plan = plan_attention(layers[0], slots, [0, length], [start], [table], set(config.windows))
+        ids = torch.tensor(token_ids[start - length : start])
+        logits.append(model.logits(model.forward(ids, positions, plan, layers, torch.arange(length))))
+    return torch.cat(logits)
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -56,13 +42,17 @@ def test_logits_equal_transformers(
     save_model: Callable[..., Path],
     oracle_logits: Callable[[Path, list[int]], torch.Tensor],
 ) -> None:
+    """In one pass and in pieces, where windows end in the cache; from one file and from shards."""
     family, settings = FEATURES[feature]
-    folder = save_model(family, **settings)
+    folder = save_model(family, max_shard_size="60KB", **settings)
+    assert len(list(folder.glob("*.safetensors"))) > 1
     config = load_model_config(folder)
     expected = oracle_logits(folder, TOKEN_IDS)
-    actual = logits_of(load_model(config, folder, CpuKernels(), "float32"), config, TOKEN_IDS)
+    model = load_model(config, folder, CpuKernels(), "float32")
     assert expected.std() > 0.5
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    for chunks in ((), CHUNKS):
+        actual = logits_of(model, config, TOKEN_IDS, chunks)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_fp16_weights_stay_close(

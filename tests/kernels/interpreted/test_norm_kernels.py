@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from baton.kernels import reference
-from baton.kernels.gpu.activation import activation_config, activation_cost, silu_and_mul
+from baton.kernels.gpu.activation import activation_config, activation_cost, gelu_and_mul, silu_and_mul
 from baton.kernels.gpu.norm import add_rms_norm, norm_config, norm_cost, rms_norm
 
 EPS = 1e-5
@@ -107,6 +107,17 @@ def test_silu_and_mul(rows: int, size: int, dtype: torch.dtype) -> None:
     assert_close(out, reference.silu_and_mul(gate_up.float()))
     assert out_buffer.isnan().sum() == out_buffer.numel() - out.numel()
     assert torch.equal(silu_and_mul(gate_up), out)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_gelu_and_mul(dtype: torch.dtype) -> None:
+    gate_up, _ = poisoned(4 * random(5, 246, dtype=dtype))
+    assert_close(gelu_and_mul(gate_up), reference.gelu_and_mul(gate_up.float()))
+
+
+def test_gelu_of_large_values() -> None:
+    gate_up = torch.tensor([[-1000.0, 1000.0, 0.0, 2.0, 3.0, 5.0]])
+    assert gelu_and_mul(gate_up).tolist() == [[0.0, 3000.0, 0.0]]
 
 
 def test_silu_of_large_values() -> None:
