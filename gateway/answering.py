@@ -9,6 +9,7 @@ from aiohttp import web
 
 from ..core.errors import RequestError
 from ..core.timeline import Station, Timeline
+from .event_sink import EventSink
 from .gateway import Gateway
 from .keys import sent_key
 from .middleware import api_key, shown_request_id
@@ -21,7 +22,6 @@ from .urgency import urgency_of
 BODY_TIMEOUT_S = 60.0  # for a body to arrive
 LONG_BODY_BYTES = 256 * 1024
 CLIENT_STALL_S = 120.0  # for a client to take what was written to it
-_NEVER_WAITS_BYTES = 8 * 1024  # not yet taken by the socket; far below the mark at which a transport makes writers wait
 
 _T = TypeVar("_T")
 
@@ -72,12 +72,12 @@ class Answering:
     async def _stream(self, request: web.Request, response: Response) -> web.StreamResponse:
         headers = _SSE_HEADERS | {"X-Request-Id": shown_request_id(request)} | response.queue_headers
         stream = web.StreamResponse(headers=headers)
+        sink = EventSink(request, stream)
         await stream.prepare(request)
         try:
-            async with aclosing(response.events()) as events:
+            async with aclosing(response.events(sink)) as events:
                 async for event in events:
-                    untaken = request.transport.get_write_buffer_size() if request.transport is not None else 0
-                    response.is_client_behind = untaken + len(event) > _NEVER_WAITS_BYTES
+                    response.is_client_behind = sink.is_behind(len(event))
                     if response.is_client_behind:
                         async with asyncio.timeout(CLIENT_STALL_S):
                             await stream.write(event)

@@ -57,6 +57,11 @@ class Choice:
         )
 
     @property
+    def is_only_text(self) -> bool:
+        """Nothing but the text of tokens is to be told of it now: it has begun, and has not ended."""
+        return self._is_plain and self.started and not self.generation.ended
+
+    @property
     def num_untold_tokens(self) -> int:
         """That have arrived and were not taken in."""
         return len(self.generation.output_token_ids) - self.completion_tokens
@@ -88,6 +93,12 @@ class Choice:
         if self._stop.matched is not None and self._rules.include_stop:
             text += self._stop.matched
         return self._delta(text, new, reason, stopped_early=stopped_early)
+
+    def next_text(self) -> Delta | None:
+        """Takes in one token that has arrived, of an answer that is only text; None when there is none."""
+        position = self.completion_tokens
+        new = self.generation.output_token_ids[position : position + 1]
+        return self._plain_delta(new) if new else None
 
     def finished(self) -> FinishedChoice:
         """The whole choice; it must have ended."""
@@ -136,8 +147,10 @@ class Choice:
         return Delta(self.index, pieces, new, self.finish_reason, scores, echo, stopped_early, self._stop.matched)
 
     def _told_reason(self, reason: FinishReason) -> str:
+        if reason is not FinishReason.STOP:
+            return reason
         calls_tools = any(isinstance(piece, ToolCallPiece) for piece in self._pieces)
-        return TOOL_CALLS if calls_tools and reason is FinishReason.STOP else reason
+        return TOOL_CALLS if calls_tools else reason
 
     def _push(self, token_ids: list[int]) -> str:
         self.completion_tokens += len(token_ids)

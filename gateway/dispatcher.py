@@ -178,14 +178,14 @@ class Dispatcher:
             with self._turn():
                 self._retry([generation], "the decode worker lost part of the answer")
             return
-        num_new = generation.num_new(chunk)
-        self._metrics.tokens_arrived(num_new, now - generation.last_progress if num_known else None)
-        self._count_served(generation, num_new)
-        self._admission.credits.generated(generation.key, num_new)
+        last_progress = generation.last_progress
         self.last_progress = attempt.last_progress = generation.last_progress = now
         if not attempt.prompt_done:
             self._placement.first_token(attempt, chunk.timeline, now)
-        generation.take(chunk)
+        if (num_new := generation.take(chunk)) > 0:
+            self._metrics.tokens.arrived(num_new, now - last_progress if num_known else None)
+            self._count_served(generation, num_new)
+            self._admission.credits.generated(generation.key, num_new)
         if chunk.finish_reason is not None:
             with self._turn():
                 for ended in list(attempt.party) if generation.is_prompt_alone else [generation]:
@@ -358,7 +358,7 @@ class Dispatcher:
         if generation.pinned is None:
             urgency = generation.urgency
             self._admission.served(urgency.key, num_tokens, is_batch=urgency.is_batch)
-            self._metrics.served(num_tokens, is_batch=urgency.is_batch)
+            self._metrics.tokens.served(num_tokens, is_batch=urgency.is_batch)
 
     def _refused(self, attempt: Attempt, worker: NodeRef) -> None:
         """Its worker cannot take it now: back to the head of the queue, where it has waited since it came."""

@@ -163,13 +163,10 @@ class Generation:
             attempt.request_id, self.namespace, self.token_ids, route.decode, route.num_returned_tokens, self.urgency
         )
 
-    def num_new(self, chunk: TokenChunk) -> int:
-        """Tokens in it that are not known yet. A worker may repeat some, and leaves none out."""
-        num_new = chunk.index + len(chunk.token_ids) - len(self.output_token_ids)
-        return num_new if num_new > 0 else 0
-
-    def take(self, chunk: TokenChunk) -> None:
-        """The next tokens of the present attempt, and what comes with the first of them."""
+    def take(self, chunk: TokenChunk) -> int:
+        """The next tokens of the present attempt, and what comes with the first of them. Returns how many are new: a
+        worker may repeat some, and leaves none out.
+        """
         assert self.attempt is not None
         if self.choice not in self.attempt.started:
             self.attempt.started.add(self.choice)
@@ -177,10 +174,13 @@ class Generation:
         if chunk.prompt_logprobs is not None:
             for generation in self.attempt.party:
                 generation.prompt_logprobs = chunk.prompt_logprobs
-        if (num_new := self.num_new(chunk)) > 0:
-            self.output_token_ids += chunk.token_ids[-num_new:]
-            if chunk.logprobs:
-                self.logprobs += chunk.logprobs[-num_new:]
+        num_new = chunk.index + len(chunk.token_ids) - len(self.output_token_ids)
+        if num_new <= 0:
+            return 0
+        self.output_token_ids += chunk.token_ids[-num_new:]
+        if chunk.logprobs:
+            self.logprobs += chunk.logprobs[-num_new:]
+        return num_new
 
     def _take_first(self, chunk: TokenChunk) -> None:
         if chunk.timeline is not None and not self.output_token_ids:

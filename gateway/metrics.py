@@ -81,8 +81,8 @@ class Metrics:
             registry=self._registry,
         )
         self._in_flight = Gauge("baton_gateway_requests", "Requests here.", ("state",), registry=self._registry)
-        self._arrived = ArrivedTokens(_ITL_BUCKETS)
-        self._registry.register(self._arrived)
+        self.tokens = ArrivedTokens(_ITL_BUCKETS)
+        self._registry.register(self.tokens)
         self._registry.register(WorkerCollector(workers))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -93,10 +93,6 @@ class Metrics:
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"baton_{name}", text, labels, registry=self._registry)
-
-    def tokens_arrived(self, num_tokens: int, gap_s: float | None) -> None:
-        """`gap_s` since the tokens before; None for the first ones."""
-        self._arrived.arrived(num_tokens, gap_s)
 
     @_isolated
     def first_token(self, timeline: Timeline) -> None:
@@ -136,9 +132,6 @@ class Metrics:
     def queued(self, seconds: float, *, is_batch: bool) -> None:
         """A request is sent out for the first time; it has waited for `seconds`."""
         self._queue_wait.labels(_class(is_batch)).observe(seconds)
-
-    def served(self, num_tokens: int, *, is_batch: bool) -> None:
-        self._arrived.served(num_tokens, is_batch=is_batch)
 
     @_isolated
     def refused(self, reason: str) -> None:

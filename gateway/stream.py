@@ -9,6 +9,7 @@ turn, the comment says where it stands.
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -21,6 +22,7 @@ from .changed import Changed
 from .choices import Choice, usage_of
 from .deltas import Delta, PieceParser, PlainText
 from .dispatcher import Dispatcher
+from .event_sink import EventSink
 from .generation import Generation, Unavailable
 from .metrics import Metrics
 from .openai.answers import Usage
@@ -62,6 +64,7 @@ class Response:
         self._first_place: Place | None = None
         self._told_position = 0
         self._told_at = 0.0
+        self._bug: Exception | None = None  # met while text was written
 
     def start(
         self,
@@ -152,8 +155,13 @@ class Response:
                 break
         self._raise_error()
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events to the end; what comes together is joined. An error becomes the last event."""
+    async def events(self, sink: EventSink) -> AsyncGenerator[bytes, None]:
+        """Server-sent events to the end; what comes together is joined. An error becomes the last event.
+
+        While the caller waits for the next one, tokens that are text and nothing else go to the sink.
+        """
+        if not self._request.continuous_usage:
+            self._changed.take = partial(self._write_text, sink)
         try:
             if (place := self._place()) is not None:
                 yield self._tell(place)
@@ -171,6 +179,25 @@ class Response:
             return
         timing = f": timing {spell_timing(self.timeline)}\n\n".encode()
         yield timing + self._answer.end(usage_of(self._choices))
+
+    def _write_text(self, sink: EventSink) -> bool:
+        """Tells what is new where that is only text: False where it is not, or where the sink is not ready."""
+        if not sink.is_ready:
+            return False
+        events = []
+        try:
+            for choice in self._choices:
+                if not choice.is_only_text:
+                    return False
+                while (delta := choice.next_text()) is not None:
+                    events.append(self._answer.delta(delta, None))
+        except Exception as error:  # nobody is here to tell the client: the stream is
+            self._bug = error
+            return False
+        finally:
+            if events:
+                sink.write(b"".join(events))
+        return True
 
     def _spell(self, delta: Delta) -> bytes:
         choice = self._choices[delta.index]
@@ -265,6 +292,8 @@ class Response:
                 return
 
     def _raise_error(self) -> None:
+        if self._bug is not None:
+            raise self._bug
         for choice in self._choices:
             if choice.generation.error is not None and choice.finish_reason is None:
                 raise choice.generation.error

@@ -7,6 +7,8 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
+
 from ..core.messages import (
     AbortRequest,
     CacheSnapshot,
@@ -19,10 +21,18 @@ from ..core.messages import (
     TokenChunks,
     WorkerInfo,
 )
-from ..core.request import FinishReason, Request
+from ..core.request import FinishReason
 from ..transfer.wire import Incoming, decode, encode
 
 _BLOCK_SIZE = 16
+
+
+class _Answer(msgspec.Struct):
+    """What is told of a request: from token number `position` on."""
+
+    request_id: str
+    position: int
+    max_tokens: int
 
 
 class FakeWorkers:
@@ -35,8 +45,7 @@ class FakeWorkers:
         self._answer = list(answer)
         self._num_ahead = num_ahead
         self._ref = NodeRef("decode-0", 1)
-        self._live: dict[str, Request] = {}
-        self._position: dict[str, int] = {}
+        self._live: dict[str, _Answer] = {}  # by request
         self._arrived = asyncio.Event()
         self._inbox: deque[Incoming] = deque()
         self.disconnected = asyncio.Event()
@@ -78,8 +87,8 @@ class FakeWorkers:
     def send(self, to: NodeRef, body: Message) -> None:
         match body:
             case GenerateRequest(request=request):
-                self._live[request.request_id] = request
-                self._position[request.request_id] = len(request.output_token_ids)
+                position = len(request.output_token_ids)
+                self._live[request.request_id] = _Answer(request.request_id, position, request.sampling.max_tokens)
             case AbortRequest(request_id=request_id):
                 self._live.pop(request_id, None)
         self._arrived.set()
@@ -89,19 +98,21 @@ class FakeWorkers:
 
     def _step(self) -> None:
         """One token for each request there is."""
-        chunks = [self._next_token(request) for request in list(self._live.values())]
+        chunks = [self._next_token(answer) for answer in list(self._live.values())]
         if chunks:
             self._say(TokenChunks(chunks))
 
-    def _next_token(self, request: Request) -> TokenChunk:
-        request_id = request.request_id
-        index = self._position[request_id]
-        self._position[request_id] = index + 1
-        reason = FinishReason.LENGTH if index + 1 == request.sampling.max_tokens else None
-        if reason is not None:
-            del self._live[request_id], self._position[request_id]
-        token_id = self._answer[index % len(self._answer)]
-        return TokenChunk(request_id, 0, index, [token_id], reason, num_cached_tokens=None if index else 0)
+    def _next_token(self, answer: "_Answer") -> TokenChunk:
+        index = answer.position
+        answer.position = index + 1
+        token_ids = [self._answer[index % len(self._answer)]]
+        if index and answer.position < answer.max_tokens:
+            return TokenChunk(answer.request_id, 0, index, token_ids)
+        reason = None
+        if answer.position == answer.max_tokens:
+            reason = FinishReason.LENGTH
+            del self._live[answer.request_id]
+        return TokenChunk(answer.request_id, 0, index, token_ids, reason, num_cached_tokens=None if index else 0)
 
     def _say(self, body: Message) -> None:
         envelope = decode(encode(self._ref, self._gateway.incarnation, body), self._gateway)

@@ -1,0 +1,37 @@
+"""EventSink: the socket behind one stream of events, for who brings a token and cannot wait for the client.
+
+An answer in HTTP's chunked coding (RFC 9112, 7.1) is a sequence of framed pieces, so a piece that is framed here may
+stand between those that aiohttp writes. It costs a fraction of what waking the stream's task for a token does.
+"""
+
+from aiohttp import HttpVersion11, web
+
+_NEVER_WAITS_BYTES = 8 * 1024  # not yet taken by the socket; far below the mark at which a transport makes writers wait
+
+
+class EventSink:
+    """Make it before the response is prepared. It is for what follows the first piece, which aiohttp writes together
+    with the headers. In HTTP/1.0 there is no chunked coding: then nothing can be written here.
+    """
+
+    def __init__(self, request: web.Request, response: web.StreamResponse):
+        self._transport = request.transport  # None: the client is gone already
+        self._is_chunked = request.version >= HttpVersion11
+        if self._is_chunked:
+            response.enable_chunked_encoding()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether something may be written here now: not when the client is behind, or gone."""
+        transport = self._transport
+        return self._is_chunked and transport is not None and not transport.is_closing() and not self.is_behind(0)
+
+    def is_behind(self, num_bytes: int) -> bool:
+        """Whether the client has not taken what was written, if so many bytes more are counted."""
+        untaken = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return untaken + num_bytes > _NEVER_WAITS_BYTES
+
+    def write(self, events: bytes) -> None:
+        """It must be ready. `events`: not empty, which would be the end."""
+        assert self._transport is not None
+        self._transport.write(b"%x\r\n%b\r\n" % (len(events), events))
