@@ -10,7 +10,7 @@ from ..core.config import EngineConfig
 from ..core.errors import ConfigurationError
 from ..core.layout import BlockLayout
 from ..core.request import SamplingParams
-from ..kernels.gpu.attention_common import MAX_SEQUENCES
+from ..kernels.gpu.attention_common import MAX_SEQUENCES, can_attend
 from ..kernels.gpu.decode_attention import PIECE_TOKENS, DecodeWorkspace
 from ..kernels.gpu.kernels import TritonKernels
 from ..kernels.gpu.launching import INTERPRETED
@@ -40,6 +40,11 @@ def load_triton_engine(config: EngineConfig, model_config: ModelConfig, layout: 
         raise ConfigurationError(
             f"{config.max_batch} running sequences are more than the {MAX_SEQUENCES} that one step can hold. "
             "Use a smaller --max-running."
+        )
+    if not can_attend(model_config.head_dim):
+        raise ConfigurationError(
+            f"{config.model_folder}: head_dim is {model_config.head_dim}; the Triton kernels compute attention for 16 "
+            "to 256 in steps of 8. Choose another model, or run this one with --device cpu."
         )
     device = _device(config)
     kernels = TritonKernels(DTYPES[layout.dtype], deterministic=config.deterministic)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -35,3 +36,27 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same shape as a Qwen3: queries and keys are normalised, the output matrix is the embedding."""
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen3"
     return _load_helper("tiny_model").write_tiny_model(folder, family="qwen3")
+
+
+@pytest.fixture(scope="session")
+def random_models() -> ModuleType:
+    """tests/random_models.py: random models of all families, and transformers' answers."""
+    return _load_helper("random_models")
+
+
+@pytest.fixture(scope="session")
+def save_model(random_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`save_model(family, **settings)`: a folder with a random model as transformers writes it."""
+
+    def save(family: str, **settings: object) -> Path:
+        folder: Path = random_models.save_random_model(tmp_path_factory.mktemp(family), family, **settings)
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def oracle_logits(random_models: ModuleType) -> Callable[[Path, list[int]], object]:
+    """`oracle_logits(folder, token_ids)`: transformers' fp32 logits, `[num_tokens, vocab_size]`."""
+    logits: Callable[[Path, list[int]], object] = random_models.logits_of
+    return logits

@@ -51,6 +51,11 @@ def softmax_step(  # type: ignore[no-untyped-def]
     return weights, shrink, new_peak, total * shrink + tl.sum(weights, 1)
 
 
+def can_attend(head_dim: int) -> bool:
+    """Whether the kernels have tiles for heads of this size."""
+    return 16 <= head_dim <= 256 and head_dim % 8 == 0
+
+
 def padded_head_dim(head_dim: int) -> int:
     """The width of a tile that holds one head."""
     return max(16, int(triton.next_power_of_2(head_dim)))
@@ -60,9 +65,7 @@ def check_attention(query: Tensor, kv_layer: Tensor, block_tables: Tensor, conte
     """Raises ValueError unless the arguments that both launchers take fit each other."""
     require_tensor("query", query, (None, None, None), *TRITON_TYPES)
     num_heads, head_dim = query.shape[1:]
-    require(
-        16 <= head_dim <= 256 and head_dim % 8 == 0, f"query has heads of {head_dim}, 16 to 256 in steps of 8 is needed"
-    )
+    require(can_attend(head_dim), f"query has heads of {head_dim}, 16 to 256 in steps of 8 is needed")
     require_tensor("kv_layer", kv_layer, (None, 2, None, None, head_dim), query.dtype)
     num_kv_heads, block_size = kv_layer.shape[2:4]
     require(num_heads % num_kv_heads == 0, f"query has {num_heads} heads, no multiple of {num_kv_heads} KV heads")

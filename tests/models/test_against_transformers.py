@@ -11,7 +11,7 @@ from baton.kernels.cpu import CpuKernels, plan_attention
 from baton.models.registry import Model, load_model
 from baton.vocab.model_config import ModelConfig, load_model_config
 
-FEATURES = runpy.run_path(str(Path(__file__).with_name("families.py")))["FEATURES"]
+FEATURES = runpy.run_path(str(Path(__file__).parents[1] / "random_models.py"))["FEATURES"]
 TOKEN_IDS = torch.randint(0, 99, (120,), generator=torch.Generator().manual_seed(3)).tolist()
 BLOCK_SIZE = 8
 CHUNKS = (1, 36, 29, 41)  # then one by one: of odd lengths, longer and shorter than the windows

@@ -1,6 +1,66 @@
-"""What each family and each feature of a config is tested with: model type and changes of `SHAPE` (conftest.py)."""
+"""Random models as transformers writes them, one for each family and each feature of a config; and its own answers.
 
+transformers is imported where it is needed: most tests do without.
+"""
+
+from pathlib import Path
 from typing import Any
+
+import torch
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,  # large enough that every part of the model shows in the logits
+    "use_cache": False,
+}
+
+
+def save_random_model(
+    folder: Path, family: str, max_shard_size: str = "1GB", dtype: torch.dtype = torch.float32, **settings: Any
+) -> Path:
+    """Fill `folder` with a random model of `SHAPE` in safetensors; return it."""
+    import transformers
+
+    torch.manual_seed(7)
+    config = transformers.AutoConfig.for_model(family, **{**SHAPE, **settings})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):  # ones and zeros would hide a mistake
+                parameter.uniform_(0.5, 1.5)
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def logits_of(folder: Path, token_ids: list[int]) -> torch.Tensor:
+    """transformers' fp32 logits, `[num_tokens, vocab_size]`."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        result: torch.Tensor = model(torch.tensor([token_ids])).logits[0]
+    return result
+
+
+def greedy(folder: Path, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+    """transformers' next tokens, and how far its two best logits lie apart at each."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    token_ids, gaps = list(prompt), []
+    for _ in range(count):
+        with torch.no_grad():
+            best = model(torch.tensor([token_ids])).logits[0, -1].topk(2)
+        token_ids.append(int(best.indices[0]))
+        gaps.append(float(best.values[0] - best.values[1]))
+    return token_ids[len(prompt) :], gaps
 
 
 def rope(**settings: Any) -> dict[str, Any]:
