@@ -126,7 +126,7 @@ class LlamaBuilder:
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
             for expert in range(wanted.num_experts):
                 gate, up, down = (f"{experts}.{expert}.{part}.weight" for part in parts)
-                gate_up = torch.cat((self.weights.take(gate, *shape), self.weights.take(up, *shape)))
+                gate_up = self.weights.take_stacked({gate: shape, up: shape}, self.packed_from())
                 yield gate_up, self.weights.take(down, *reversed(shape))
                 self.weights.release()
 
@@ -142,11 +142,13 @@ class LlamaBuilder:
 
     def fused(self, parts: dict[str, int], bias: bool) -> Linear:
         """One matrix product for several projections of the same input: name |-> out_features."""
-        weight = torch.cat(
-            [self.weights.take(f"{n}.weight", rows, self.config.hidden_size) for n, rows in parts.items()]
-        )
+        matrices = {f"{name}.weight": (rows, self.config.hidden_size) for name, rows in parts.items()}
         biases = torch.cat([self.weights.take(f"{n}.bias", rows) for n, rows in parts.items()]) if bias else None
-        return self.kernels.pack_linear(weight, biases, self.dtype)
+        return self.kernels.pack_linear(self.weights.take_stacked(matrices, self.packed_from()), biases, self.dtype)
+
+    def packed_from(self) -> torch.dtype:
+        """What packing would make of a weight first, so that a stack of weights is copied once."""
+        return torch.float32 if self.dtype == "int8" else self.kernels.activation_dtype
 
     def linear(self, name: str, out_features: int, in_features: int, bias: bool = False) -> Linear:
         biases = self.weights.take(f"{name}.bias", out_features) if bias else None

@@ -10,6 +10,7 @@ from ..vocab.model_config import ModelConfig
 from .decoder import DecoderModel
 from .gemma import GemmaBuilder
 from .llama import LlamaBuilder
+from .load_memory import freed_memory_is_returned
 from .mixtral import MixtralBuilder
 from .phi3 import Phi3Builder
 from .qwen3_moe import Qwen3MoeBuilder
@@ -43,5 +44,5 @@ def load_model(
         raise ConfigurationError(
             f"{folder}: the model family {config.family!r} is not supported. Supported are {', '.join(_BUILDERS)}."
         )
-    with WeightReader(folder, device or torch.device("cpu")) as weights:
+    with freed_memory_is_returned(), WeightReader(folder, device or torch.device("cpu")) as weights:
         return builder(config, weights, kernels, dtype).model()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.errors import ConfigurationError
 from ..vocab.model_folder import weight_files
-from .mapped_pages import drop_pages, mapped_ranges
+from .load_memory import drop_pages, mapped_ranges
 
 
 class WeightReader:
@@ -65,6 +65,17 @@ class WeightReader:
         if any(tensor.data_ptr() in mapped for mapped in self._mapped[self._file_of[name]]):
             self._touched.append((tensor.data_ptr(), tensor.nbytes))
         return tensor.to(self.device)  # on the CPU still the mapped file
+
+    def take_stacked(self, shapes: dict[str, tuple[int, int]], dtype: torch.dtype) -> Tensor:
+        """Several matrices of one width, one below the other: name |-> shape. One at a time is held twice."""
+        (width,) = {shape[1] for shape in shapes.values()}
+        stacked = torch.empty((sum(rows for rows, _ in shapes.values()), width), dtype=dtype, device=self.device)
+        first = 0
+        for name, shape in shapes.items():
+            stacked[first : first + shape[0]] = self.take(name, *shape)
+            first += shape[0]
+            self.release()
+        return stacked
 
     def release(self) -> None:
         """Give back the memory of what was taken so far and has been copied; what is still mapped is read again.
