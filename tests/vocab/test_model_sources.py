@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from baton.core.errors import ConfigurationError
-from baton.vocab import converted_model, gguf_convert, hub
+from baton.vocab import converted_model, gguf_convert, gguf_file, hub
 from baton.vocab.model_config import load_model_config
 from baton.vocab.source import resolve_model
 
@@ -110,7 +110,7 @@ def test_a_broken_gguf_file_leaves_nothing(tmp_path: Path, progress: Any) -> Non
 def test_without_the_gguf_package_the_error_says_how_to_get_it(
     tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf_convert.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf_file.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'baton-serve\[gguf\]'"):
         resolve_model(None, tmp_path, progress)
     assert progress.phases == []  # said before the download
