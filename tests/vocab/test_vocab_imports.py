@@ -2,8 +2,10 @@ import subprocess
 import sys
 
 MODULES = (
-    "chat_template, conversion_cache, converted_model, detokenizer, gguf_convert, gguf_tokenizer, hub, "
-    "model_config, model_folder, packaged_model, progress, safetensors_stream, source, stop, tokenizer"
+    "chat_template, config_reader, conversion_cache, converted_model, detokenizer, gguf_architectures, gguf_config, "
+    "gguf_convert, gguf_file, gguf_sentencepiece, gguf_tokenizer, hub, "
+    "model_config, model_folder, packaged_model, progress, rope_config, safetensors_stream, source, stop, tokenizer, "
+    "window_config"
 )
 
 
