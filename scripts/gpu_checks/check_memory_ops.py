@@ -3,7 +3,7 @@
 import torch
 
 from baton.kernels import reference
-from baton.kernels.gpu.activation import silu_and_mul
+from baton.kernels.gpu.activation import gelu_and_mul, silu_and_mul
 from baton.kernels.gpu.block_copy import gather_tokens, scatter_tokens
 from baton.kernels.gpu.checksum import checksum
 from baton.kernels.gpu.norm import add_rms_norm, rms_norm
@@ -33,6 +33,8 @@ def activation(bench: Bench) -> str:
         gate_up = 4 * bench.random(rows, 2 * size)
         got = silu_and_mul(gate_up, out=bench.poisoned(rows, size))
         worst = max(worst, close(bench, got, reference.silu_and_mul(gate_up.float()), f"silu and mul of {size}"))
+        got = gelu_and_mul(gate_up, out=bench.poisoned(rows, size))
+        worst = max(worst, close(bench, got, reference.gelu_and_mul(gate_up.float()), f"gelu and mul of {size}"))
     return f"error {worst:.1e}"
 
 

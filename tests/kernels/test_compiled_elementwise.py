@@ -1,5 +1,6 @@
 """The memory-bound kernels as machine code: no spills, little shared memory, loads and stores of 16 bytes."""
 
+import dataclasses
 import re
 
 import pytest
@@ -40,6 +41,11 @@ def check(compiled: CompiledKernel) -> None:
 @pytest.mark.parametrize("spec", [module.kernel_specs(QWEN3_06B)[-1] for module in MODULES], ids=lambda spec: spec.name)
 def test_on_an_h200(spec: KernelSpec) -> None:
     check(compile_kernel(spec, 90))
+
+
+def test_gelu_on_an_h200() -> None:
+    (spec,) = activation.kernel_specs(LLAMA_8B)
+    check(compile_kernel(dataclasses.replace(spec, constants={**spec.constants, "IS_GELU": True}), 90))
 
 
 @pytest.mark.slow
