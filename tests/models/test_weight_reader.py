@@ -1,6 +1,7 @@
 """WeightReader and load_model: what is wrong with a folder is named, and nothing but safetensors is read."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.core.errors import ConfigurationError
 from baton.kernels.cpu import CpuKernels
+from baton.models.load_memory import mapped_ranges
 from baton.models.registry import load_model
 from baton.models.weights import WeightReader
 from baton.vocab.model_config import load_model_config
@@ -43,6 +45,40 @@ def test_wrong_shape(tmp_path: Path) -> None:
     write(tmp_path, a=torch.ones(2, 3))
     with pytest.raises(ConfigurationError, match=r"a has shape \[2, 3\], config.json asks for \[3, 2\]"):
         WeightReader(tmp_path, CPU).take("a", 3, 2)
+
+
+def test_stacks_matrices_in_the_wanted_dtype(tmp_path: Path) -> None:
+    write(tmp_path, a=torch.arange(6.0).view(2, 3), b=torch.ones(1, 3, dtype=torch.float16))
+    with WeightReader(tmp_path, CPU) as weights:
+        stacked = weights.take_stacked({"b": (1, 3), "a": (2, 3)}, torch.float32)
+    assert stacked.dtype == torch.float32
+    assert stacked.tolist() == [[1, 1, 1], [0, 1, 2], [3, 4, 5]]
+    with pytest.raises(ConfigurationError, match="a has shape"):
+        WeightReader(tmp_path, CPU).take_stacked({"b": (1, 3), "a": (3, 3)}, torch.float32)
+
+
+def test_what_is_released_can_still_be_read(tmp_path: Path) -> None:
+    """Pages are dropped and come back from the file; tensors that are copies were never in it."""
+    values = torch.arange(3 * 10**5, dtype=torch.float32).view(3, -1)
+    write(tmp_path, a=values, b=values + 1)
+    with WeightReader(tmp_path, CPU) as weights:
+        taken = [weights.take("a", *values.shape), weights.take("b", *values.shape)]
+        copy = taken[0].clone()
+        weights.release()
+        assert torch.equal(taken[0], values)
+        weights.release()
+    assert torch.equal(taken[1], values + 1)
+    assert torch.equal(copy, values)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="knows mappings on Linux only")
+def test_only_memory_of_the_file_is_ever_dropped(tmp_path: Path) -> None:
+    write(tmp_path, a=torch.ones(10**5))
+    path = tmp_path / "model.safetensors"
+    assert mapped_ranges(path) == []
+    weights = WeightReader(tmp_path, CPU)
+    assert any(weights.take("a", 10**5).data_ptr() in mapped for mapped in mapped_ranges(path))
+    assert not any(torch.ones(10**5).data_ptr() in mapped for mapped in mapped_ranges(path))
 
 
 def test_unexpected_tensors_are_named_but_not_all_of_a_thousand(tmp_path: Path) -> None:
