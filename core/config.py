@@ -113,6 +113,7 @@ class GatewayConfig(msgspec.Struct, frozen=True):
     ttft_target_s: float | None = None  # who cannot be in time any more is refused
     tpot_target_s: float | None = None
     is_elastic: bool = False  # workers' roles follow the load
+    may_prefill_locally: bool = True  # decode workers compute prompts where that is faster
     api_key_digests: tuple[str, ...] = ()  # SHA-256 of each key that is good; none: no key is asked for
     batch_dir: str = ""  # where files and batches are kept, also over a restart; "": they are not served
     drain_timeout_s: float = 300.0  # how long accepted requests may take to finish after the first stop signal

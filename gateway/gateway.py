@@ -76,7 +76,13 @@ class Gateway:
         index = PrefixIndexes()
         admission = Admission(config.max_queue, config.max_queue_delay_s, config.policy, config.ttft_target_s)
         self._placement = Placement(
-            self.membership, index, admission, self.metrics, config.expected_prefill, config.tpot_target_s
+            self.membership,
+            index,
+            admission,
+            self.metrics,
+            config.expected_prefill,
+            config.tpot_target_s,
+            may_be_local=config.may_prefill_locally,
         )
         self.dispatcher = Dispatcher(self.membership, self._placement, admission, self.metrics, self.cluster.send)
         self.probe = Probe(

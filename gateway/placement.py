@@ -35,12 +35,14 @@ class Placement:
         metrics: Metrics,
         expected_prefill: int,
         tpot_target_s: float | None = None,
+        *,
+        may_be_local: bool = True,
     ):
         self._membership = membership
         self._index = index
         self._admission = admission
         self._metrics = metrics
-        self._router = Router()
+        self._router = Router(may_be_local=may_be_local)
         self._measuring = Measuring(tpot_target_s)
         self._known: dict[NodeRef, Speed] = {}
         self._known_at = -math.inf

@@ -97,10 +97,11 @@ class Route(msgspec.Struct, frozen=True):
 class Router:
     """Chooses routes and counts the load that its choices put on the workers.
 
-    `measured` is to be set from what was.
+    `measured` is to be set from what was. `may_be_local` False: no prompt is local while there is a prefill worker.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_be_local: bool = True) -> None:
+        self._may_be_local = may_be_local
         self._loads = Loads()
         self._turn = 0
         self.measured = Measured()
@@ -140,7 +141,7 @@ class Router:
     ) -> Route:
         """The route for a prompt of `num_tokens`. `decode` must not be empty. Counts nothing yet."""
         self._turn += 1
-        asked = Asked(num_tokens, is_batch, now)
+        asked = Asked(num_tokens, is_batch, now, self._may_be_local)
         decode, prefill = self._in_turn(decode), self._in_turn(prefill)
         way = cheapest_by_time(asked, self._loads, decode, prefill, self.measured)
         if way is None:

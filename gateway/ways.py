@@ -29,6 +29,7 @@ class Asked(NamedTuple):
     num_tokens: int
     is_batch: bool
     now: float
+    may_be_local: bool = True  # False: where there is another way, it is taken
 
     def missing(self, cached_tokens: int) -> int:
         """At least one token is computed, for there must be one to sample from."""
@@ -90,7 +91,7 @@ def cheapest_by_tokens(asked: Asked, loads: Loads, decode: list[Candidate], pref
     if not prefill:
         return Way(d.ref, None, missing)
     if missing < min(asked.missing(candidate.cached_tokens) for candidate in prefill):
-        if missing <= LOCAL_TOKENS:
+        if asked.may_be_local and missing <= LOCAL_TOKENS:
             return Way(d.ref, None, missing)
         p = min(prefill, key=lambda candidate: loads[candidate.ref].tokens)  # with what D returns, all lack the same
         return Way(d.ref, p.ref, missing, missing, d.cached_tokens)
@@ -129,7 +130,8 @@ def cheapest_by_time(
     for d in here:
         # Its tokens will come the slower, the more sequences there are.
         standing_s = SEQUENCE_WEIGHT * d.pace.per_prompt_token_s * loads[d.ref].sequences
-        for cost_s, way in _ways(d, soonest, measured.transfer_s):
+        ways = _ways(d, soonest, measured.transfer_s, may_be_local=asked.may_be_local)
+        for cost_s, way in ways:
             if cost_s + standing_s < cheapest_s:
                 cheapest, cheapest_s = way, cost_s + standing_s
     return cheapest
@@ -180,14 +182,15 @@ def _place(
     )
 
 
-def _ways(d: _Place, soonest: list[_Place], transfer_s: float) -> Iterator[tuple[float, Way]]:
+def _ways(d: _Place, soonest: list[_Place], transfer_s: float, *, may_be_local: bool) -> Iterator[tuple[float, Way]]:
     """(cost in seconds, way) of what can be done with decode worker `d`. Prefill workers by what they cost without it.
 
     Only a prefix that few decode workers hold is returned, so pairs are tried for few of them.
     """
-    ttft_s = d.wait_s + d.compute_s(d.work)
-    yield ttft_s + d.harm_s(d.work), Way(d.ref, None, d.work.num_tokens, wait_s=d.wait_s, ttft_s=ttft_s)
     others = [place for place in soonest if place.ref != d.ref]
+    if may_be_local or not others:
+        ttft_s = d.wait_s + d.compute_s(d.work)
+        yield ttft_s + d.harm_s(d.work), Way(d.ref, None, d.work.num_tokens, wait_s=d.wait_s, ttft_s=ttft_s)
     for p in others[:1]:
         yield _remote(d, p, p.work, 0, transfer_s)
     for p in others:

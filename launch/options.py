@@ -13,6 +13,7 @@ from .sizes import parse_duration, parse_size
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "int8")
 KERNELS = ("auto", "torch", "triton")
+LOCAL_PREFILL = ("auto", "never")
 TRANSPORTS = ("auto", "shared_memory", "tcp", "gloo", "nccl", "cuda_ipc", "pinned_memory")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEVICES = ("auto", "cpu", "cuda")
@@ -34,6 +35,9 @@ class SchedulingFlags:
 
     elastic: Annotated[bool, Parameter(negative="")] = False
     "Workers' roles follow the load: one of the pool that waits less helps the other."
+
+    local_prefill: str = "auto"
+    "auto: a decode worker computes a prompt where that is faster; never: none does while there is a prefill worker."
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     card: str = "auto"  # the only card to use: its index or UUID
     policy: QueuePolicy = FAIR
     is_elastic: bool = False
+    may_prefill_locally: bool = True
 
 
 class HostPort(msgspec.Struct, frozen=True):
@@ -167,6 +172,7 @@ def parse_engine_options(flags: EngineFlags) -> EngineOptions:
     require_choice("--kernels", flags.kernels, KERNELS)
     require_choice("--dtype", flags.dtype, DTYPES)
     require_choice("--transport", flags.transport, TRANSPORTS)
+    require_choice("--local-prefill", flags.local_prefill, LOCAL_PREFILL)
     require_choice("--policy", flags.policy, tuple(POLICIES))
     if flags.block_size not in BLOCK_SIZES:
         sizes = ", ".join(map(str, BLOCK_SIZES))
@@ -190,6 +196,7 @@ def parse_engine_options(flags: EngineFlags) -> EngineOptions:
         card=card,
         policy=POLICIES[flags.policy],
         is_elastic=flags.elastic,
+        may_prefill_locally=flags.local_prefill == "auto",
     )
 
 

@@ -89,6 +89,7 @@ def gateway_config(
         ttft_target_s=options.ttft_target_s,
         tpot_target_s=options.tpot_target_s,
         is_elastic=options.is_elastic,
+        may_prefill_locally=options.may_prefill_locally,
         api_key_digests=tuple(map(digest_of, clients.api_keys)),
         batch_dir=clients.batch_dir,
         log_level=cluster.log_level,

@@ -30,6 +30,7 @@ def main() -> None:
         expected = None
         for topology, (prefill, decode) in TOPOLOGIES.items():
             flags = ("--prefill", str(prefill), "--decode", str(decode), "--dtype", "float32", "--token-budget", "32")
+            flags += ("--local-prefill", "never")
             with serving.serve(folder, model, *flags) as server:
                 for at_once, streamed, cache in product((1, 8), (False, True), ("cold", "warm")):
                     start = time.monotonic()

@@ -20,6 +20,7 @@ TOPOLOGIES = {"colocated": (0, 1), "1P1D": (1, 1), "2P2D": (2, 2)}
 def flags(topology: str, block_size: int, transport: str) -> list[str]:
     prefill, decode = TOPOLOGIES[topology]
     named = {"prefill": prefill, "decode": decode, "dtype": "float32", "block-size": block_size, "transport": transport}
+    named["local-prefill"] = "never"
     return [part for name, value in named.items() for part in (f"--{name}", str(value))]
 
 

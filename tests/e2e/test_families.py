@@ -30,7 +30,7 @@ def test_same_tokens_cold_and_warm(feature, random_models, save_model, tiny_mode
     first = [rng.randrange(3, 320) for _ in range(LENGTH)]
     prompts = [first[: LENGTH - changed] + first[LENGTH - changed :][::-1] for changed in CHANGED]
     expected = [random_models.greedy(folder, prompt, NEW_TOKENS) for prompt in prompts]
-    flags = ("--prefill", "1", "--decode", "1", "--dtype", "float32", "--block-size", "8")
+    flags = ("--prefill", "1", "--decode", "1", "--dtype", "float32", "--block-size", "8", "--local-prefill", "never")
     with serve(folder, *flags) as server:
         for cache in ("cold", "warm"):  # the first round reuses prefixes too: prompts begin alike
             for prompt, (tokens, gaps) in zip(prompts, expected, strict=True):

@@ -21,8 +21,8 @@ def test_every_feature_is_the_same_everywhere(
 ) -> None:
     told: dict[str, dict[str, Any]] = {}
     for name, (prefill, decode) in TOPOLOGIES.items():
-        # A small budget makes it worth a hand-over to have a prompt of a hundred tokens computed elsewhere.
         flags = ("--prefill", prefill, "--decode", decode, "--dtype", "float32", "--token-budget", "32")
+        flags += ("--local-prefill", "never")
         with serve(tiny_model, *flags) as server:
             told[f"{name}, cold, whole"] = features.answers(server, streamed=False, at_once=1)
             server.wait_idle()

@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-FLAGS = ("--kv-memory", "2M", "--token-budget", "64", "--dtype", "float32")
+FLAGS = ("--kv-memory", "2M", "--token-budget", "64", "--dtype", "float32", "--local-prefill", "never")
 
 
 def prompts() -> list[list[int]]:
@@ -26,7 +26,7 @@ def test_gloo_hands_over_what_shared_memory_hands_over(serve, tiny_model) -> Non
             assert transport.replace("_", " ") in server.log  # in the table
             assert "any more" not in server.log  # no pair fell back
     assert found["gloo"] == found["shared_memory"]
-    assert all(sent.values())  # how much is the router's choice
+    assert sent["gloo"] == sent["shared_memory"] > 0
 
 
 def test_a_new_prefill_worker_forms_a_new_group(serve, serving, tiny_model) -> None:

@@ -17,6 +17,7 @@ BLOCK_SIZE = 16
 def server(serve, tiny_model) -> Iterator:
     """A small pool and small steps, so that queues, hand-overs and preemption all happen."""
     flags = ["--kv-memory", "2M", "--token-budget", "32", "--dtype", "float32", "--block-size", str(BLOCK_SIZE)]
+    flags += ["--local-prefill", "never"]
     with serve(tiny_model, *flags) as running:
         yield running
 
@@ -44,14 +45,13 @@ def computed_tokens(server) -> int:
     return int(server.metric("baton_worker_tokens_computed_total"))
 
 
-def test_a_prompt_is_computed_once_on_one_side(server) -> None:
+def test_the_prompt_is_computed_by_prefill_and_only_there(server) -> None:
     before = server.metric("baton_worker_kv_sent_bytes_total"), computed_tokens(server)
     answer = server.complete(prompt(1, 100), 5, ignore_eos=True)
     server.wait_idle()
     bytes_per_token = 2 * 2 * 2 * 16 * 4  # layers x (key, value) x heads x head_dim x float32
-    # On prefill, and handed over, or on decode: the router's choice.
-    assert server.metric("baton_worker_kv_sent_bytes_total") - before[0] in (0, 100 * bytes_per_token)
-    # The first of the five tokens comes from the prompt's last hidden state, each of the others from one decode step.
+    assert server.metric("baton_worker_kv_sent_bytes_total") - before[0] == 100 * bytes_per_token
+    # The first of the five tokens comes from the handed-over hidden state, each of the others from one decode step.
     assert computed_tokens(server) - before[1] == 100 + 4
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 NUM_PROMPTS, NUM_TOKENS = 3, 8
-FLAGS = ("--kernels", "triton", "--dtype", "float32")
+FLAGS = ("--kernels", "triton", "--dtype", "float32", "--local-prefill", "never")
 
 
 @pytest.fixture(autouse=True)

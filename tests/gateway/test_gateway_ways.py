@@ -385,3 +385,15 @@ def test_choosing_among_four_workers_takes_little() -> None:
         return (time.perf_counter() - started) / 100
 
     assert min(once() for _ in range(5)) < 200e-6, "some 30 us on a free core"
+
+
+@pytest.mark.parametrize("speed", [SPEED, None])
+def test_a_router_that_may_not_go_local_goes_remote_while_there_is_another_worker(speed: Speed | None) -> None:
+    """By time and by tokens; a short rest of what only decode has is returned first."""
+    cold = [at(D0, speed=speed)], [at(P0, speed=speed)]
+    warm = [at(D0, 1000, speed)], [at(P0, speed=speed)]
+    router = Router(may_be_local=False)
+    assert router.choose(20, *cold, 0.0).way == "remote"
+    assert router.choose(1020, *warm, 0.0).way == "returned"
+    assert router.choose(1020, [at(D0, 1000, speed)], [], 0.0).way == "local"
+    assert router.choose(20, [at(D0, speed=speed)], [at(D0, speed=speed)], 0.0).way == "local"  # it has both roles
