@@ -38,7 +38,9 @@ def main() -> None:
     generator = random.Random(0)
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving.serve(Path(folder), arguments.model, "--transport", arguments.transport) as server,
+        serving.serve(
+            Path(folder), arguments.model, "--transport", arguments.transport, "--local-prefill", "never"
+        ) as server,
     ):
         rows = []
         for _ in range(arguments.num_requests + 1):
