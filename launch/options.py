@@ -36,9 +36,6 @@ class SchedulingFlags:
     elastic: Annotated[bool, Parameter(negative="")] = False
     "Workers' roles follow the load: one of the pool that waits less helps the other."
 
-    local_prefill: str = "auto"
-    "auto: a decode worker computes a prompt where that is faster; never: none does while there is a prefill worker."
-
 
 @dataclass(frozen=True)
 class EngineFlags(SchedulingFlags):
@@ -108,6 +105,9 @@ class GatewayFlags:
     served_model_name: str | None = None
     "Model name clients see, instead of the model's own."
 
+    local_prefill: str = "auto"
+    "auto: a decode worker computes a prompt where that is faster; never: none does while there is a prefill worker."
+
     join_address: str = "127.0.0.1:0"
     "HOST:PORT at which workers of other hosts join."
 
@@ -148,7 +148,6 @@ class EngineOptions(msgspec.Struct, frozen=True):
     card: str = "auto"  # the only card to use: its index or UUID
     policy: QueuePolicy = FAIR
     is_elastic: bool = False
-    may_prefill_locally: bool = True
 
 
 class HostPort(msgspec.Struct, frozen=True):
@@ -172,7 +171,6 @@ def parse_engine_options(flags: EngineFlags) -> EngineOptions:
     require_choice("--kernels", flags.kernels, KERNELS)
     require_choice("--dtype", flags.dtype, DTYPES)
     require_choice("--transport", flags.transport, TRANSPORTS)
-    require_choice("--local-prefill", flags.local_prefill, LOCAL_PREFILL)
     require_choice("--policy", flags.policy, tuple(POLICIES))
     if flags.block_size not in BLOCK_SIZES:
         sizes = ", ".join(map(str, BLOCK_SIZES))
@@ -196,8 +194,13 @@ def parse_engine_options(flags: EngineFlags) -> EngineOptions:
         card=card,
         policy=POLICIES[flags.policy],
         is_elastic=flags.elastic,
-        may_prefill_locally=flags.local_prefill == "auto",
     )
+
+
+def parse_local_prefill(flags: GatewayFlags) -> bool:
+    """May decode workers compute prompts while there is a prefill worker?"""
+    require_choice("--local-prefill", flags.local_prefill, LOCAL_PREFILL)
+    return flags.local_prefill == "auto"
 
 
 def _target(option: str, text: str) -> float | None:

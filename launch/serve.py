@@ -32,6 +32,7 @@ from .options import (
     SchedulingFlags,
     parse_engine_options,
     parse_host_port,
+    parse_local_prefill,
     require_choice,
     require_port,
 )
@@ -40,7 +41,15 @@ from .resolve import require_weights_fit, resolve_engine
 from .run_dir import run_directory
 from .start_table import curl_line, join_line, url_of, write_start_table
 from .supervisor import Supervisor
-from .topology import Clients, Cluster, gateway_config, local_worker_configs, require_topology, ring_size, worker_places
+from .topology import (
+    Cluster,
+    GatewayOptions,
+    gateway_config,
+    local_worker_configs,
+    require_topology,
+    ring_size,
+    worker_places,
+)
 from .worker_report import WorkerReport, memory_lines, read_reports, table_row
 
 READY_TIMEOUT_S = 600.0
@@ -66,7 +75,7 @@ def serve(model: str | None, pools: PoolFlags, engine: EngineFlags, gateway: Gat
     """Run a whole server on this machine until a signal ends it. Raises BatonError when it cannot go on."""
     require_topology(pools.prefill, pools.decode)
     require_choice("--log-level", common.log_level, LOG_LEVELS)
-    api_keys = read_api_keys(gateway.api_key)
+    api_keys, may_prefill_locally = read_api_keys(gateway.api_key), parse_local_prefill(gateway)
     http, join = claim_addresses(gateway)
     options = parse_engine_options(engine)
     machine = describe_machine()
@@ -83,9 +92,10 @@ def serve(model: str | None, pools: PoolFlags, engine: EngineFlags, gateway: Gat
         ClusterKeys.create(key_file)
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
         configs = local_worker_configs(cluster, facts, resolved, workers)
-        clients = Clients(api_keys, batch_folder(gateway.batch_dir, cluster.served_model, http.port))
+        batches = batch_folder(gateway.batch_dir, cluster.served_model, http.port)
+        own = GatewayOptions(api_keys, batches, may_prefill_locally)
         specs = (
-            child_spec(gateway_config(cluster, facts, compute.dtype, pools.prefill, pools.decode, options, clients)),
+            child_spec(gateway_config(cluster, facts, compute.dtype, pools.prefill, pools.decode, options, own)),
             *(child_spec(config) for config in configs),
         )
         run_plan(Plan(cluster, specs, model, "/ready", READY_TIMEOUT_S, api_keys))
@@ -121,7 +131,7 @@ def serve_gateway(
     """Run a gateway alone; workers join it. The key file is made when there is none."""
     require_choice("--log-level", common.log_level, LOG_LEVELS)
     options = parse_engine_options(EngineFlags(dtype=dtype, **dataclasses.asdict(scheduling)))
-    api_keys = read_api_keys(gateway.api_key)
+    api_keys, may_prefill_locally = read_api_keys(gateway.api_key), parse_local_prefill(gateway)
     dtype = resolve_gateway_dtype(options.dtype, describe_machine())
     http, join = claim_addresses(gateway)
     facts = find_model(model)
@@ -130,8 +140,9 @@ def serve_gateway(
         if not key_file.exists():
             ClusterKeys.create(key_file)
         cluster = make_cluster(run_dir, key_file, http, join, gateway.served_model_name or facts.name, common)
-        clients = Clients(api_keys, batch_folder(gateway.batch_dir, cluster.served_model, http.port))
-        config = gateway_config(cluster, facts, dtype, 0, 1, options, clients)
+        batches = batch_folder(gateway.batch_dir, cluster.served_model, http.port)
+        own = GatewayOptions(api_keys, batches, may_prefill_locally)
+        config = gateway_config(cluster, facts, dtype, 0, 1, options, own)
         # Its readiness is up to workers that others start, so the table appears when it answers at all.
         run_plan(Plan(cluster, (child_spec(config),), model, "/health", READY_TIMEOUT_S, api_keys))
 

@@ -37,11 +37,12 @@ class Cluster(msgspec.Struct, frozen=True):
         return (f"ipc://{Path(self.run_dir) / 'gateway.sock'}", f"tcp://{self.join.text}")
 
 
-class Clients(msgspec.Struct, frozen=True):
-    """What a gateway knows of those it serves: their keys (none: anybody may ask), and the folder of their batches."""
+class GatewayOptions(msgspec.Struct, frozen=True):
+    """What only a gateway is told. Its clients' keys (none: anybody may ask) and the folder of their batches."""
 
     api_keys: tuple[str, ...] = ()
     batch_dir: str = ""
+    may_prefill_locally: bool = True
 
 
 class WorkerPlace(msgspec.Struct, frozen=True):
@@ -71,9 +72,9 @@ def gateway_config(
     num_prefill: int,
     num_decode: int,
     options: EngineOptions,
-    clients: Clients | None = None,
+    gateway: GatewayOptions | None = None,
 ) -> GatewayConfig:
-    clients = clients or Clients()
+    gateway = gateway or GatewayOptions()
     return GatewayConfig(
         gateway_id="gateway-0",
         served_model=cluster.served_model,
@@ -89,9 +90,9 @@ def gateway_config(
         ttft_target_s=options.ttft_target_s,
         tpot_target_s=options.tpot_target_s,
         is_elastic=options.is_elastic,
-        may_prefill_locally=options.may_prefill_locally,
-        api_key_digests=tuple(map(digest_of, clients.api_keys)),
-        batch_dir=clients.batch_dir,
+        may_prefill_locally=gateway.may_prefill_locally,
+        api_key_digests=tuple(map(digest_of, gateway.api_keys)),
+        batch_dir=gateway.batch_dir,
         log_level=cluster.log_level,
         debug=cluster.debug,
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from baton.launch.batch_folder import batch_folder
-from baton.launch.topology import Clients
+from baton.launch.topology import GatewayOptions
 
 
 def test_auto_is_below_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -22,4 +22,4 @@ def test_a_folder_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("HOME", "/home/me")
     assert batch_folder("kept", "m", 1) == f"{tmp_path}/kept"
     assert batch_folder("~/kept", "m", 1) == "/home/me/kept"
-    assert batch_folder("none", "m", 1) == Clients().batch_dir == ""
+    assert batch_folder("none", "m", 1) == GatewayOptions().batch_dir == ""

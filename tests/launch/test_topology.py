@@ -5,8 +5,15 @@ import pytest
 from baton.core.errors import ConfigurationError
 from baton.core.messages import Role
 from baton.core.queueing import POLICIES
-from baton.launch.options import EngineFlags, HostPort, parse_engine_options
-from baton.launch.topology import Cluster, gateway_config, local_worker_configs, require_topology, worker_places
+from baton.launch.options import EngineFlags, GatewayFlags, HostPort, parse_engine_options, parse_local_prefill
+from baton.launch.topology import (
+    Cluster,
+    GatewayOptions,
+    gateway_config,
+    local_worker_configs,
+    require_topology,
+    worker_places,
+)
 
 CLUSTER = Cluster(
     run_dir="/dev/shm/baton-1",
@@ -47,6 +54,19 @@ def test_policy_targets_and_elastic_reach_gateway_and_workers(builders, policy):
     for worker in local_worker_configs(CLUSTER, builders.SMOLLM2, resolved, worker_places(1, 1, None)):
         assert worker.prefill.policy == worker.decode.policy == POLICIES[policy]
     assert parse_engine_options(EngineFlags()).policy == POLICIES["fair"]
+
+
+@pytest.mark.parametrize(("word", "may_be_local"), [("auto", True), ("never", False)])
+def test_where_prompts_may_be_computed_reaches_the_gateway(builders, word, may_be_local):
+    options = GatewayOptions(may_prefill_locally=parse_local_prefill(GatewayFlags(local_prefill=word)))
+    gateway = gateway_config(CLUSTER, builders.SMOLLM2, "float16", 1, 1, builders.AUTO, options)
+    assert gateway.may_prefill_locally == may_be_local
+    assert gateway_config(CLUSTER, builders.SMOLLM2, "float16", 1, 1, builders.AUTO).may_prefill_locally
+
+
+def test_any_other_word_for_it_is_refused():
+    with pytest.raises(ConfigurationError, match="--local-prefill 'always' is not known"):
+        parse_local_prefill(GatewayFlags(local_prefill="always"))
 
 
 def test_the_digest_tells_dtypes_apart(builders):
