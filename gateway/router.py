@@ -24,7 +24,9 @@ those of least cost, in seconds:
     cost(w)    = missing(w) + load(w)
 
 D and P are those of least cost. When D lacks less than every P, the rest is computed on D itself if it is short
-(LOCAL_TOKENS), else it is returned; a prompt that is as cold on D as on P is remote. Without a P all is local.
+(LOCAL_TOKENS), else it is returned; a prompt that is as cold on D as on P is remote.
+
+Without a P other than D all is local; with one, nothing is where the operator wants that (`--local-prefill never`).
 
 Either way a match is worth exactly what it saves, load counts from the moment of dispatch, and among equals the turn
 goes round. A worker may have both roles; it never hands over to itself: that is local.
@@ -97,7 +99,8 @@ class Route(msgspec.Struct, frozen=True):
 class Router:
     """Chooses routes and counts the load that its choices put on the workers.
 
-    `measured` is to be set from what was. `may_be_local` False: no prompt is local while there is a prefill worker.
+    `measured` is to be set from what was. `may_be_local` False: no prompt is local while
+    another worker than its decode worker has the prefill role.
     """
 
     def __init__(self, *, may_be_local: bool = True) -> None:

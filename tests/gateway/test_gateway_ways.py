@@ -397,3 +397,16 @@ def test_a_router_that_may_not_go_local_goes_remote_while_there_is_another_worke
     assert router.choose(1020, *warm, 0.0).way == "returned"
     assert router.choose(1020, [at(D0, 1000, speed)], [], 0.0).way == "local"
     assert router.choose(20, [at(D0, speed=speed)], [at(D0, speed=speed)], 0.0).way == "local"  # it has both roles
+
+
+def test_a_router_that_may_not_go_local_waits_for_a_busy_prefill_worker() -> None:
+    """1.1 s of backlog; on D0, which is idle, it would be 11 ms."""
+    router = Router(may_be_local=False)
+    router.dispatched(Route(NodeRef("elsewhere", 1), P0, 10_000, 10_000, num_tokens=10_000), 0.0)
+    route = router.choose(10, [at(D0)], [at(P0)], 0.1)
+    assert (route.prefill, route.decode_missing, route.prefill_missing) == (P0, 10, 10)
+    assert route.wait_s == pytest.approx(1.0)
+    assert route.ttft_s == pytest.approx(1.0 + 0.01 + 0.001)
+    assert router.choose(10, [at(D0)], [at(P0), at(P1)], 0.1).prefill == P1
+    both = router.choose(10, [at(D0), at(P1)], [at(P0), at(P1)], 0.1)
+    assert (both.decode, both.prefill) == (D0, P1), "only P0 would be left to prefill for P1"
