@@ -49,6 +49,8 @@ def main() -> None:
                         f"{where}: {same} of {len(rows)} identical, the others within the rule ({seconds:.0f} s)",
                         flush=True,
                     )
+                if topology != "colocated":
+                    server.require_handed_over()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -153,6 +154,19 @@ class Server:
         values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         assert values, f"no metric {name} in /metrics"
         return sum(map(float, values))
+
+    def routed(self) -> Counter[str]:
+        """Way (local, remote, returned) |-> prompts that went it, that of the start's probe included."""
+        _, text = self.request("GET", "/metrics")
+        series = re.findall(r'^baton_routed_total{way="(\w+)"} (\S+)$', text, re.MULTILINE)
+        assert series, "no metric baton_routed_total in /metrics"
+        return Counter({way: int(float(count)) for way, count in series})
+
+    def require_handed_over(self) -> None:
+        """Fails unless every prompt so far was computed by another worker than the one that generated."""
+        self.wait_idle()
+        assert self.routed()["local"] == 0, self.routed()
+        assert self.metric("baton_worker_kv_sent_bytes_total") > 0
 
     def children(self) -> dict[str, int]:
         return children_of(self.process.pid)

@@ -21,7 +21,7 @@ def test_gloo_hands_over_what_shared_memory_hands_over(serve, tiny_model) -> Non
     for transport in ("shared_memory", "gloo"):
         with serve(tiny_model, *FLAGS, "--transport", transport) as server:
             found[transport] = server.all_token_ids(prompts(), 12, 4)
-            server.wait_idle()
+            server.require_handed_over()
             sent[transport] = server.metric("baton_worker_kv_sent_bytes_total")
             assert transport.replace("_", " ") in server.log  # in the table
             assert "any more" not in server.log  # no pair fell back

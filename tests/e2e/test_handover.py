@@ -1,4 +1,7 @@
-"""One prefill and one decode process over a tiny model: what is computed where, what is shared, what is given back."""
+"""One prefill and one decode process over a tiny model: what is computed where, what is shared, what is given back.
+
+Every prompt is handed over, as `--local-prefill never` demands, but for one test's on a server that may choose.
+"""
 
 import json
 import random
@@ -11,15 +14,15 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 BLOCK_SIZE = 16
+FLAGS = ["--kv-memory", "2M", "--token-budget", "32", "--dtype", "float32", "--block-size", str(BLOCK_SIZE)]
 
 
 @pytest.fixture(scope="module")
 def server(serve, tiny_model) -> Iterator:
     """A small pool and small steps, so that queues, hand-overs and preemption all happen."""
-    flags = ["--kv-memory", "2M", "--token-budget", "32", "--dtype", "float32", "--block-size", str(BLOCK_SIZE)]
-    flags += ["--local-prefill", "never"]
-    with serve(tiny_model, *flags) as running:
+    with serve(tiny_model, *FLAGS, "--local-prefill", "never") as running:
         yield running
+        running.require_handed_over()
 
 
 @pytest.fixture(autouse=True)
@@ -69,17 +72,31 @@ def test_a_repeated_prompt_is_cached_up_to_its_last_block(server) -> None:
 
 @pytest.mark.parametrize("num_new", [9, 400])
 def test_the_second_turn_computes_only_what_is_new(server, num_new) -> None:
-    """A short rest is computed on decode; for a long one prefill gets the answer's KV back from decode."""
+    """Prefill gets the answer's KV back from decode, for a short rest too."""
     first_prompt = prompt(3, 70)
     answer = server.token_ids(first_prompt, 30)
     second_prompt = first_prompt + answer + prompt(4, num_new)
     server.wait_idle()
-    before = computed_tokens(server)
+    before, returned = computed_tokens(server), server.routed()["returned"]
     second = server.complete(second_prompt, 1, ignore_eos=True)
     server.wait_idle()
+    assert server.routed()["returned"] == returned + 1
     bound = num_new + BLOCK_SIZE
     assert len(second_prompt) - second["usage"]["prompt_tokens_details"]["cached_tokens"] <= bound
     assert computed_tokens(server) - before <= bound
+
+
+def test_where_the_router_may_choose_an_idle_decode_worker_computes_a_short_rest_itself(serve, tiny_model) -> None:
+    with serve(tiny_model, *FLAGS) as chooses:
+        first_prompt = prompt(3, 70)
+        second_prompt = first_prompt + chooses.token_ids(first_prompt, 30) + prompt(4, 9)
+        chooses.wait_idle()
+        before, sent = computed_tokens(chooses), chooses.metric("baton_worker_kv_sent_bytes_total")
+        local = chooses.routed()["local"]
+        chooses.complete(second_prompt, 1, ignore_eos=True)
+        assert computed_tokens(chooses) - before <= 9 + BLOCK_SIZE
+        assert chooses.routed()["local"] == local + 1
+        assert chooses.metric("baton_worker_kv_sent_bytes_total") == sent
 
 
 def test_the_second_turn_of_a_chat_computes_only_what_is_new(server) -> None:

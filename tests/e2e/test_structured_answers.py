@@ -90,7 +90,7 @@ def test_answers_are_valid_and_the_same_everywhere(
     """One after the other on a cold server, then all at once on a warm one."""
     told: dict[str, list[Any]] = {}
     for name, topology in zip(NAMES, TOPOLOGIES, strict=True):
-        with serve(tiny_model, *topology, "--dtype", "float32") as server:
+        with serve(tiny_model, *topology, "--dtype", "float32", "--local-prefill", "never") as server:
 
             def ask(body: dict[str, Any], server: Any = server) -> list[Any]:
                 status, answer = server.request("POST", CHAT, body)
@@ -103,7 +103,8 @@ def test_answers_are_valid_and_the_same_everywhere(
             told[f"{name} cold"] = [ask(body) for body in bodies()]
             with ThreadPoolExecutor(8) as clients:
                 told[f"{name} warm, together"] = list(clients.map(ask, bodies()))
-            server.wait_idle()
+            if name != "alone":
+                server.require_handed_over()
     first = told["alone cold"]
     for name, answers in told.items():
         for body, expected, answer in zip(bodies(), first, answers, strict=True):
