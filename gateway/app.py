@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -12,11 +12,13 @@ from aiohttp import web
 
 from ..core.config import GatewayConfig
 from ..core.errors import ConfigurationError
+from .connection import Connection, connections
 from .gateway import Gateway, open_gateway
 from .handlers import routes
 from .keys import ApiKeys
 from .middleware import errors_as_json, keys_checked, note_begun, open_until_drained
 
+_BACKLOG = 128  # connections that wait to be accepted
 _CLOSE_TIMEOUT_S = 1.0  # for connections that are still open after that
 
 logger = logging.getLogger(__name__)
@@ -72,17 +74,19 @@ async def serving(gateway: Gateway) -> AsyncIterator[Server]:
     app.on_response_prepare.append(note_begun)
     app.add_routes(routes(gateway))
     # A handler is cancelled when its client leaves: that is how generations end whose answer nobody reads.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSE_TIMEOUT_S)
     await runner.setup()
-    site = web.TCPSite(runner, config.host, config.port)
+    listening: asyncio.Server | None = None
     running = asyncio.create_task(gateway.run())
     try:
-        await _start(site, config)
+        listening = await _listen(connections(runner.server, gateway.metrics), config)
         await gateway.batches.resume()
-        yield Server(runner.addresses[0][1], running)
+        yield Server(listening.sockets[0].getsockname()[1], running)
     finally:
         gateway.dispatcher.stop("this server has been shut down")
         await gateway.batches.stop()
+        if listening is not None:
+            listening.close()
         await runner.cleanup()
         gateway.batches.close()
         running.cancel()
@@ -91,9 +95,9 @@ async def serving(gateway: Gateway) -> AsyncIterator[Server]:
         await gateway.grammars.close()
 
 
-async def _start(site: web.TCPSite, config: GatewayConfig) -> None:
+async def _listen(factory: Callable[[], Connection], config: GatewayConfig) -> asyncio.Server:
     try:
-        await site.start()
+        return await asyncio.get_running_loop().create_server(factory, config.host, config.port, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigurationError(
             f"cannot listen on {config.host}:{config.port}: {error.strerror}. Choose another port, or --port 0 for a "

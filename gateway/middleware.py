@@ -26,14 +26,14 @@ _CLEAN_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 logger = logging.getLogger(__name__)
 
 
-def request_id(request: web.Request) -> str:
+def request_id(request: web.BaseRequest) -> str:
     """The id of this HTTP exchange, minted here. What the client calls it is only echoed, never used as a key."""
     if _REQUEST_ID not in request:
         request[_REQUEST_ID] = uuid.uuid4().hex
     return request[_REQUEST_ID]
 
 
-def shown_request_id(request: web.Request) -> str:
+def shown_request_id(request: web.BaseRequest) -> str:
     """What X-Request-Id says in the answer: the client's own id when it is a clean header value."""
     given = request.headers.get("X-Request-Id", "")
     return given if _CLEAN_REQUEST_ID.fullmatch(given) else request_id(request)
@@ -106,15 +106,19 @@ async def note_begun(request: web.Request, response: web.StreamResponse) -> None
 
 def _answer_to(request: web.Request, error: Exception) -> web.Response:
     if isinstance(error, RequestError):
-        return _error_response(request, error)
+        return error_response(request, error)
     if isinstance(error, web.HTTPException):
-        return _http_error(request, error)
+        return http_error(request, error)
+    if isinstance(error, web.RequestPayloadError):
+        coding = request.headers.get("Content-Encoding", "chunked")[:40]
+        return error_response(request, RequestError(f"the body cannot be read: it is no whole {coding} data"))
     # A bug: the client gets an error and no details, the log gets the traceback.
     logger.error("a request failed", exc_info=error)
-    return _error_response(request, RequestError("the server failed here; its log says why", status=500))
+    return error_response(request, RequestError("the server failed here; its log says why", status=500))
 
 
-def _error_response(request: web.Request, error: RequestError) -> web.Response:
+def error_response(request: web.BaseRequest, error: RequestError) -> web.Response:
+    """The error object, with the headers that belong to it."""
     headers = {"WWW-Authenticate": "Bearer"} if error.status == HTTPStatus.UNAUTHORIZED else {}
     if isinstance(error, Unavailable):
         headers |= error.headers
@@ -123,21 +127,23 @@ def _error_response(request: web.Request, error: RequestError) -> web.Response:
     return _spelled(request, error, headers)
 
 
-def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
-    """aiohttp's own: no such path, wrong method, body too large."""
+def http_error(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
+    """aiohttp's own: no such path, wrong method, body too large, an expectation that is not met."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         message = f"the body is too large: this server takes at most {request.client_max_size:,} bytes"
     elif isinstance(error, web.HTTPMethodNotAllowed):
         message = f"this path takes {', '.join(sorted(error.allowed_methods))} only"
     elif isinstance(error, web.HTTPNotFound):
         message = "there is no such path; GET / lists what there is"
+    elif isinstance(error, web.HTTPExpectationFailed):
+        message = "the Expect header asks for what this server does not do; leave it out"
     else:
         message = error.reason
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
     return _spelled(request, RequestError(message, status=error.status), headers)
 
 
-def _spelled(request: web.Request, error: RequestError, headers: dict[str, str]) -> web.Response:
+def _spelled(request: web.BaseRequest, error: RequestError, headers: dict[str, str]) -> web.Response:
     """The error object as clients of this path know it."""
     is_anthropic = request.path == MESSAGES_PATH or request.path.startswith(f"{MESSAGES_PATH}/")
     value = anthropic_error(error, shown_request_id(request)) if is_anthropic else answer_of(error)
