@@ -11,6 +11,8 @@ import msgspec
 
 LEAST_SAMPLES = 30
 GREATEST_ERROR = 0.5
+TARGET_MARGIN = 0.05  # of a TPOT target, kept free
+_BURST = 0.25  # of what an answer may be late by, that one chunk of prompt may take
 
 
 class StepShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -98,6 +100,13 @@ class StepTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
             self.num_decodes + shape.num_decodes,
             self.decode_context + shape.decode_context,
         )
+
+
+def prompt_share_s(within_s: float, step_s: float, mean_s: float, answer_tokens: float) -> float:
+    """Seconds that the prompts of one decode step may take: what its decodes (`step_s`) leave of the target, or part of
+    what the mean over an answer leaves of it (steps take `mean_s` with their prompts): a chunk makes it longer once.
+    """
+    return max(within_s - step_s, answer_tokens * _BURST * (within_s - mean_s))
 
 
 def chunk_products(start: int, num_tokens: int) -> float:

@@ -34,7 +34,7 @@ would keep everybody waiting and still miss it.
 import math
 from dataclasses import dataclass
 
-from ..core.step_cost import LEAST_SAMPLES, StepCost
+from ..core.step_cost import LEAST_SAMPLES, TARGET_MARGIN, StepCost, prompt_share_s
 from ..core.tuner_event import TunerEvent
 from ..worker.tuning import KNEE_SHARE, LEAST_GAIN, Bounds, Setting, in_ms
 
@@ -42,7 +42,6 @@ _LIFE_S = 20.0  # steps are averaged over about an answer's life, for lending
 _MEAN_S = 10.0  # running sequences and their context are averaged over
 _MOST_PROMPT_SHARE = 0.75  # of the time, that prompts can claim from the decodes
 _FULL = 0.8  # of the cap runs: then it is the cap that makes steps long
-_BURST = 0.25  # of what an answer may be late by, that one chunk of prompt may take
 _SAME = 0.005  # an aim that differs from the target by less is not worth a word
 _POOL_SHARE = 0.95  # of the pool is filled by plan
 _LOOK_S = 0.1  # between two looks at what is wanted: steps are shorter
@@ -57,7 +56,7 @@ class DecodeTunerConfig:
     max_running_bounds: Bounds
     prompt_budget_bounds: Bounds
     tpot_target_s: float | None = None
-    margin: float = 0.05  # of the target, kept free
+    margin: float = TARGET_MARGIN
     interval_s: float = 1.0  # between changes
 
 
@@ -181,7 +180,7 @@ class DecodeTuner:
         else:
             within = target * (1 - self._config.margin)
             mean = step / _free(cost, load.prompts_per_s)
-            left = max(within - step, load.answer * _BURST * (within - mean))
+            left = prompt_share_s(within, step, mean, load.answer)
             reason = (
                 f"a step takes {in_ms(step)} for its decodes and with the prompts of late {in_ms(mean)} on average, "
                 f"which leaves {in_ms(max(left, 0.0))} of the {in_ms(target)} TPOT target to a step's prompts"

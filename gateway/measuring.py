@@ -1,6 +1,7 @@
 """Measuring: what the router and the planner of roles want to know of the requests that have been. Pure."""
 
 from collections import deque
+from itertools import pairwise
 
 from .capacity import Mix, PromptClass
 from .forecast import Work
@@ -12,10 +13,12 @@ _STEP = 1.05  # by which the overhead follows each error: it comes to rest where
 _ANSWERS = 256  # that their mean length is taken over
 _MIX_S = 30.0  # prompts and answers so old are left out of the mix,
 _KEPT_IN_MIX = 128  # but for so many of each, as lengths vary much,
-_OLD_S = 300.0  # and those are left out when they are so old
+_OLD_S = 900.0  # and those are left out when they are so old
 _MOST_IN_MIX = 256
 _LEAST_IN_MIX = 8
-_CLASSES = 8  # of prompts, by size
+# Prompts are told apart by size, and more finely where targets are missed: 32nds of them, where classes begin.
+_BOUNDS = (0, 4, 8, 12, 16, 20, *range(24, 33))
+_ANSWER_CLASSES = 8
 
 
 class Measuring:
@@ -73,9 +76,11 @@ class Measuring:
         if min(total, num_answers) < _LEAST_IN_MIX:
             return None
         ordered = sorted(self._prompts, key=lambda prompt: prompt[1].num_tokens)
-        parts = [ordered[total * i // _CLASSES : total * (i + 1) // _CLASSES] for i in range(_CLASSES)]
-        answer_tokens = sum(tokens for _, tokens in self._answers) / num_answers
-        return Mix(tuple(_class_of(part, total) for part in parts), answer_tokens)
+        bounds = [total * bound // _BOUNDS[-1] for bound in _BOUNDS]
+        prompts = tuple(_class_of(ordered[low:high], total) for low, high in pairwise(bounds) if high > low)
+        lengths = sorted(tokens for _, tokens in self._answers)
+        ends = [num_answers * number // _ANSWER_CLASSES for number in range(_ANSWER_CLASSES + 1)]
+        return Mix(prompts, tuple(sum(lengths[low:high]) / (high - low) for low, high in pairwise(ends)))
 
 
 def _class_of(prompts: list[tuple[float, Work, int]], total: int) -> PromptClass:

@@ -1,15 +1,17 @@
 """Planner: how many workers compute prompts only, so that both targets are kept at the highest load. Pure.
 
 For servers with both targets. Every LOOK_S the capacity (capacity.py) of the present division of the workers is set
-beside those with one prefill worker more and one less, for prompts and answers like those of late. Where another
-division has been LEAST_GAIN better for PATIENCE_S without a break, one worker changes its role; where it is better by
-more than that, in so much less time, as what is lost until then is the same. It does not depend on how high the load
-is, so the fleet is divided rightly before a rush comes, and waits cut short by refusals do not hide what is missing.
+beside those with one prefill worker more and one less, for prompts and answers like those of late, where KEPT of the
+requests are to keep both targets, or nearly as many as can. A better one must be better where slightly fewer are asked
+for, too: a few long prompts that one division just keeps and another just misses are no reason. Where one is better by
+more than LEAST_GAIN, and LOST_S of work are lost without it in one run, one worker changes its role: after some 5 s at
+a tenth. It does not depend on how high the load is, so the fleet is divided rightly before a rush comes, and waits cut
+short by refusals do not hide what is missing.
 
 With few prompts nothing is concluded. Changes are CHANGE_INTERVAL_S apart, and one that goes against the last comes
-REST_S after it at the earliest; that, the gain and the time that a mix is averaged over (measuring.py) keep roles from
-swinging. At least one worker decodes. None need prefill only: who decodes computes prompts as well. Workers that were
-given both roles by hand count as such, and are left alone.
+REST_S after it at the earliest and for BACK_LOST_S; that, the gain and the time that a mix is averaged over
+(measuring.py) keep roles from swinging. At least one worker decodes. None need prefill only: who decodes computes
+prompts as well. Workers that were given both roles by hand count as such, and are left alone.
 """
 
 import math
@@ -17,10 +19,13 @@ from collections.abc import Callable, Mapping
 
 from ..core.messages import NodeRef, Role
 from .capacity import KEPT, Outlook, capacity, idle_share
-from .elastic import CHANGE_INTERVAL_S, PATIENCE_S, REST_S, RoleChange
+from .elastic import CHANGE_INTERVAL_S, REST_S, RoleChange
 
-LOOK_S = 1.0
-LEAST_GAIN = 0.1
+LOOK_S = 2.0
+LEAST_GAIN = 0.05
+LOST_S = 0.5
+BACK_LOST_S = 2.5
+_NEARLY = 0.97  # where prompts are so long that fewer than KEPT keep the targets even on an idle fleet
 _MOST_GAIN = 1.0  # a division that can do nothing at present is not decided over by a single look
 _STAYS = 0, 0.0, ""
 _PREFILL_ONLY, _DECODE_ONLY = (Role.PREFILL,), (Role.DECODE,)
@@ -31,6 +36,8 @@ class Planner:
 
     def __init__(self) -> None:
         self._look_at = -math.inf
+        self._seen: tuple[Outlook | None, list[tuple[Role, ...]]] = None, []  # at the last look,
+        self._found = _STAYS  # and what followed from it
         self._wanted = 0  # prefill workers more, or less
         self._lost_s = 0.0  # since it is wanted: gain, summed over the time
         self._last_change = 0  # of what kind it was,
@@ -45,12 +52,15 @@ class Planner:
         if now < self._look_at:
             return None
         self._look_at = now + LOOK_S
-        seen = outlook(now)
-        wanted, gain, reason = _STAYS if seen is None else _better(masks, seen)
+        seen = outlook(now), list(masks.values())
+        if seen != self._seen:
+            self._seen, self._found = seen, _STAYS if seen[0] is None else _better(masks, seen[0])
+        wanted, gain, reason = self._found
         self._lost_s = self._lost_s + min(gain, _MOST_GAIN) * LOOK_S if wanted == self._wanted else 0.0
         self._wanted = wanted
-        rest_s = CHANGE_INTERVAL_S if wanted == self._last_change else REST_S
-        if not wanted or self._lost_s < LEAST_GAIN * PATIENCE_S or now - self._changed_at < rest_s:
+        is_back = wanted == -self._last_change
+        rest_s, enough_s = (REST_S, BACK_LOST_S) if is_back else (CHANGE_INTERVAL_S, LOST_S)
+        if not wanted or self._lost_s < enough_s or now - self._changed_at < rest_s:
             return None
         self._last_change, self._changed_at = wanted, now
         old, new = (_DECODE_ONLY, _PREFILL_ONLY) if wanted > 0 else (_PREFILL_ONLY, _DECODE_ONLY)
@@ -64,12 +74,16 @@ def _better(masks: Mapping[NodeRef, tuple[Role, ...]], outlook: Outlook) -> tupl
     if not num_decode:
         return _STAYS
     changes = [0] + [-1] * (num_prefill > 0) + [1] * (num_decode > 1 and _DECODE_ONLY in masks.values())
-    kept = KEPT * max(idle_share(num_prefill + more, num_decode - more, outlook) for more in changes)
+    possible = max(idle_share(num_prefill + more, num_decode - more, outlook) for more in changes)
+    kept = min(KEPT, _NEARLY * possible)
     if kept == 0.0:
         return _STAYS
     present, *others = (capacity(num_prefill + more, num_decode - more, outlook, kept) for more in changes)
     best, wanted = max(zip(others, changes[1:], strict=True), default=(0.0, 0))
-    gain = best / present - 1 if present else _MOST_GAIN * (best > 0.0)
+    gain = _gain(best, present)
+    if gain > LEAST_GAIN:
+        pair = (capacity(num_prefill + more, num_decode - more, outlook, _NEARLY * kept) for more in (wanted, 0))
+        gain = min(gain, _gain(*pair))
     if gain <= LEAST_GAIN:
         return _STAYS
     reason = (
@@ -77,6 +91,10 @@ def _better(masks: Mapping[NodeRef, tuple[Role, ...]], outlook: Outlook) -> tupl
         f"requests/s, {_division(num_prefill, num_decode)} up to {present:.2f}"
     )
     return wanted, gain, reason
+
+
+def _gain(better: float, present: float) -> float:
+    return better / present - 1 if present else _MOST_GAIN * (better > 0.0)
 
 
 def _division(num_prefill: int, num_decode: int) -> str:

@@ -71,6 +71,8 @@ class SimGateway:
         self._cache_feed = CacheFeed(index, self._send)
         rule = role_rule(self._placement, config.ttft_target_s, config.tpot_target_s) if config.is_elastic else None
         self._roles = RoleTable(self._membership, self._send, metrics, rule, clock.read)
+        self._is_elastic = config.is_elastic
+        self.expects_more = False  # requests
         self._is_ticking = False
         network.join(self.ref, self.handle)
 
@@ -132,7 +134,7 @@ class SimGateway:
         record.status, record.retry_after_s, record.ended_s = error.status, error.retry_after, self._clock.now
 
     def _tick_while_needed(self) -> None:
-        """Periodic checks while there is a request; an idle server costs nothing."""
+        """Periodic checks, as in production, but that there are none while nothing can come of them."""
         if not self._is_ticking:
             self._is_ticking = True
             self._clock.after(TICK_INTERVAL_S, self._tick)
@@ -141,5 +143,6 @@ class SimGateway:
         self._is_ticking = False
         self.dispatcher.tick(self._clock.now)
         self._roles.tick(self._clock.now)
-        if self.dispatcher.num_in_flight or self.dispatcher.num_queued:
+        is_awaited = self._is_elastic and self.expects_more  # roles change while nobody is there, too
+        if self.dispatcher.num_in_flight or self.dispatcher.num_queued or is_awaited:
             self._tick_while_needed()

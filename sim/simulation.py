@@ -125,7 +125,8 @@ class Simulation:
 
     def _arrive(self, index: int) -> None:
         """One arrival at a time: the next one is put into the queue by the one before."""
-        if index == len(self._requests):
+        self.gateway.expects_more = index < len(self._requests)
+        if not self.gateway.expects_more:
             return
         request = self._requests[index]
 

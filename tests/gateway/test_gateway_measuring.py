@@ -56,7 +56,7 @@ def test_the_overhead_is_no_more_than_first_tokens_took_however_many_are_late_at
     assert measuring.measured.overhead_s == pytest.approx(0.12)
 
 
-def test_a_mix_needs_eight_prompts_and_answers_of_the_last_five_minutes() -> None:
+def test_a_mix_needs_eight_prompts_and_answers_of_the_last_quarter_of_an_hour() -> None:
     measuring = Measuring(0.05)
     for number in range(8):
         assert measuring.mix(7.0) is None
@@ -68,8 +68,8 @@ def test_a_mix_needs_eight_prompts_and_answers_of_the_last_five_minutes() -> Non
     assert mix is not None
     assert mix.answer_tokens == 13.5
     assert {prompt[1:] for prompt in mix.prompts} == {(Work(100, 5000.0), 150.0)}
-    assert measuring.mix(300.0) is not None
-    assert measuring.mix(300.5) is None, "the first ones are too old"
+    assert measuring.mix(900.0) is not None
+    assert measuring.mix(900.5) is None, "the first ones are too old"
 
 
 def test_of_many_prompts_and_answers_those_of_half_a_minute_are_in_the_mix() -> None:
@@ -93,5 +93,21 @@ def test_a_mix_has_prompts_by_size() -> None:
     assert sum(prompt.share for prompt in mix.prompts) == pytest.approx(1.0)
     tokens = [prompt.work.num_tokens for prompt in mix.prompts]
     assert tokens == sorted(tokens)
-    assert sum(prompt.share * prompt.work.num_tokens for prompt in mix.prompts) == pytest.approx(450)
+    assert sum(prompt.share * prompt.work.num_tokens for prompt in mix.prompts) == pytest.approx(450, abs=0.5), (
+        "tokens of a class are rounded"
+    )
     assert sum(prompt.share * prompt.num_tokens for prompt in mix.prompts) == pytest.approx(1004.5)
+
+
+def test_the_longest_prompts_are_told_apart_most_finely() -> None:
+    """64 prompts of 1 to 64 tokens: eight a class up to the 48th, then two."""
+    measuring = Measuring(0.05)
+    for tokens in range(1, 65):
+        measuring.sent(Work(tokens, 0.0), tokens, 0.0)
+        measuring.answered(tokens, 0.0)
+    mix = measuring.mix(1.0)
+    assert mix is not None
+    assert [round(prompt.share * 64) for prompt in mix.prompts] == [8] * 6 + [2] * 8
+    assert [prompt.num_tokens for prompt in mix.prompts[5:8]] == [44.5, 49.5, 51.5]
+    assert mix.answers == (4.5, 12.5, 20.5, 28.5, 36.5, 44.5, 52.5, 60.5)
+    assert mix.answer_tokens == 32.5

@@ -12,7 +12,7 @@ from baton.gateway.capacity import Machine, Outlook, Targets
 from baton.gateway.elastic import RoleChange
 from baton.gateway.forecast import rest_of_prompt
 from baton.gateway.measuring import Measuring
-from baton.gateway.planner import Planner
+from baton.gateway.planner import LOOK_S, Planner
 
 PREFILL, DECODE = (Role.PREFILL,), (Role.DECODE,)
 BOTH = (Role.PREFILL, Role.DECODE)
@@ -61,7 +61,7 @@ def test_with_long_answers_the_prefill_worker_decodes_and_with_long_prompts_it_d
     fleet = Fleet(PREFILL, DECODE)
     fleet.run(60, LONG_ANSWERS)
     ((at, change),) = fleet.changes
-    assert (at, change.worker.node_id, change.roles) == (3.0, "w0", DECODE)  # 2 s for 8 prompts, one more look
+    assert (at, change.worker.node_id, change.roles) == (4.0, "w0", DECODE)  # 2 s for 8 prompts, one more look
     assert change.reason.startswith("0 prefill + 2 decode are predicted to keep both targets up to ")
     fleet.run(60, LONG_PROMPTS)
     assert fleet.num_prefill == 1, "and back"
@@ -82,35 +82,61 @@ def test_few_requests_say_nothing() -> None:
     fleet = Fleet(PREFILL, DECODE)
     for _ in range(60):
         fleet.run(0.25, LONG_ANSWERS)
-        fleet.run(45.0, QUIET)
+        fleet.run(150.0, QUIET)
     assert not fleet.changes
 
 
 def change_after_s(monkeypatch: pytest.MonkeyPatch, gains: list[float]) -> int | None:
-    """Of two decode workers over the present division, second by second: when the prefill worker becomes one."""
+    """Of two decode workers over the present division, look by look: when the prefill worker becomes one."""
     planner, masks = Planner(), {NodeRef("w0", 1): PREFILL, NodeRef("w1", 1): DECODE}
     monkeypatch.setattr("baton.gateway.planner.idle_share", lambda *_: 1.0)
-    for second, gain in enumerate(gains):
+    for look, gain in enumerate(gains):
         monkeypatch.setattr(
             "baton.gateway.planner.capacity",
             lambda num_prefill, *_, gain=gain: 1.0 if num_prefill else 1.0 + gain,
         )
-        if planner.update(float(second), masks, lambda now: Outlook(None, MACHINE, TARGETS)) is not None:
-            return second
+        seen = Outlook(None, MACHINE, TARGETS, overhead_s=gain)
+        if planner.update(LOOK_S * look, masks, lambda now, seen=seen: seen) is not None:
+            return round(LOOK_S * look)
     return None
 
 
-@pytest.mark.parametrize(("gain", "seconds"), [(0.09, None), (0.12, 5), (0.3, 2), (0.8, 1), (50.0, 1)])
+@pytest.mark.parametrize(("gain", "seconds"), [(0.04, None), (0.07, 8), (0.12, 6), (0.13, 4), (0.3, 2), (50.0, 2)])
 def test_the_more_is_lost_the_sooner_a_role_changes(
     monkeypatch: pytest.MonkeyPatch, gain: float, seconds: int | None
 ) -> None:
-    """After 5 s at a gain of a tenth, which is half a second's worth of work; never at a single look."""
+    """When half a second's worth of work would have been saved; never at a single look."""
     assert change_after_s(monkeypatch, [gain] * 20) == seconds
 
 
 def test_a_break_starts_the_count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert change_after_s(monkeypatch, [0.12] * 4 + [0.0] + [0.12] * 4) is None
-    assert change_after_s(monkeypatch, [0.12] * 4 + [0.0] + [0.12] * 6) == 10
+    assert change_after_s(monkeypatch, [0.12] * 3 + [0.0] + [0.12] * 3) is None
+    assert change_after_s(monkeypatch, [0.12] * 3 + [0.0] + [0.12] * 6) == 14
+
+
+def test_what_is_better_by_a_few_long_prompts_alone_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two decode workers take twice as much where exactly 0.9 are to be kept, and no more where 0.87 are."""
+    planner, masks = Planner(), {NodeRef("w0", 1): PREFILL, NodeRef("w1", 1): DECODE}
+    monkeypatch.setattr("baton.gateway.planner.idle_share", lambda *_: 1.0)
+    monkeypatch.setattr(
+        "baton.gateway.planner.capacity",
+        lambda num_prefill, _1, _2, kept: 2.0 if kept == 0.9 and not num_prefill else 1.0,
+    )
+    seen = Outlook(None, MACHINE, TARGETS)
+    assert all(planner.update(LOOK_S * look, masks, lambda now: seen) is None for look in range(20))
+
+
+def test_where_fewer_than_nine_tenths_can_keep_the_targets_nearly_as_many_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    monkeypatch.setattr("baton.gateway.planner.idle_share", lambda *_: 0.5)
+    monkeypatch.setattr("baton.gateway.planner.capacity", lambda *args: asked.append(args[3]) or 1.0)
+    masks = {NodeRef("w0", 1): PREFILL, NodeRef("w1", 1): DECODE}
+    planner, seen = Planner(), Outlook(None, MACHINE, TARGETS)
+    for look in range(5):
+        assert planner.update(LOOK_S * look, masks, lambda now: seen) is None
+    assert asked == [0.485, 0.485], "two divisions, and once only while nothing is seen anew"
 
 
 def test_targets_that_no_division_keeps_change_nothing() -> None:

@@ -79,6 +79,34 @@ def test_calibrated_workers_are_known_before_the_first_request(fleet) -> None:
     assert all(worker.bench.num_steps == worker.bench.busy_s == 0 for worker in simulation.workers)
 
 
+def test_roles_change_between_requests_too(fleet) -> None:
+    """20 requests, one after the other with seconds between: the planner looks while nobody is there."""
+    load = [dataclasses.replace(request, arrival_s=5.0 * request.index) for request in requests(20, 1.0, LONG_ANSWERS)]
+    changes, records = simulate(fleet, load, is_calibrated=True)
+    assert [(change["worker"], change["new"]) for change in changes] == [("prefill-0", "decode")]
+    assert num_in_time(records) == len(records) == 20
+
+
+DIVISIONS = [{"num_prefill": 1, "num_decode": 1}, {"num_prefill": 0, "num_decode": 2}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lengths", "rate"),
+    [(LONG_ANSWERS, 2.6), ((1000, 60), 2.0)],
+    ids=["long answers", "between"],
+)
+def test_elastic_is_not_below_the_better_division(fleet, lengths: tuple[int, int], rate: float) -> None:
+    """Over 150 s, from 1 prefill and 1 decode worker: what is lost until roles are right is little beside it."""
+    load = requests(150, rate, lengths)
+    _, elastic = simulate(fleet, load, is_calibrated=True)
+    better = max(
+        num_in_time(simulate(fleet, load, is_elastic=False, is_calibrated=True, **division)[1])
+        for division in DIVISIONS
+    )
+    assert num_in_time(elastic) >= 0.95 * better
+
+
 @pytest.mark.slow
 def test_roles_follow_a_load_that_becomes_another_one(fleet) -> None:
     phases = [requests(60, 2.5, LONG_ANSWERS), requests(60, 8.0, LONG_PROMPTS, 62.0)]
