@@ -22,6 +22,7 @@ TOPOLOGIES = {"colocated": (0, 1), "1P1D": (1, 1), "2P2D": (2, 2)}
 
 def main() -> None:
     wrong: list[str] = []
+    ways = list(product((1, 8), (False, True), ("cold", "warm")))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = (
@@ -32,7 +33,7 @@ def main() -> None:
             flags = ("--prefill", str(prefill), "--decode", str(decode), "--dtype", "float32", "--token-budget", "32")
             flags += ("--local-prefill", "never")
             with serving.serve(folder, model, *flags) as server:
-                for at_once, streamed, cache in product((1, 8), (False, True), ("cold", "warm")):
+                for at_once, streamed, cache in ways:
                     start = time.monotonic()
                     if cache == "cold":
                         server.wait_idle()
@@ -44,6 +45,8 @@ def main() -> None:
                     print(f"{where}: {len(found)} requests, {len(lines)} differences", end=" ")
                     print(f"({time.monotonic() - start:.0f} s)", flush=True)
                     wrong += lines
+                if topology != "colocated":
+                    server.require_handed_over(num_local=len(ways) * features.num_scored_prompts())
     print("\n".join(wrong))
     raise SystemExit(1 if wrong else 0)
 

@@ -132,6 +132,13 @@ def requests(model: str) -> dict[str, tuple[str, dict[str, Any]]]:
     return found
 
 
+def num_scored_prompts() -> int:
+    """Prompts whose own log-probabilities are asked for: decode workers compute those themselves."""
+    bodies = [body for _, body in requests("").values() if body.get("echo") and "logprobs" in body]
+    one = [body for body in bodies if isinstance(body["prompt"], str) or isinstance(body["prompt"][0], int)]
+    return len(one) + sum(len(body["prompt"]) for body in bodies if body not in one)
+
+
 def ask(server: Any, path: str, body: dict[str, Any], *, streamed: bool) -> list[dict[str, Any]]:
     """The choices. `best_of` cannot be streamed and is asked for whole."""
     if not streamed or body.get("best_of") is not None:

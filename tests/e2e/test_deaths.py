@@ -37,9 +37,9 @@ def wait_back(server, serving, name: str, old_pid: int) -> None:
 @pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
 def test_a_killed_worker_costs_no_token(name, serve, serving, tiny_model) -> None:
     prompts = [prompt(i, 40 + 20 * i) for i in range(8)]
-    with serve(tiny_model, *FLAGS, "--prefill", "2", "--decode", "2") as server:
+    with serve(tiny_model, *FLAGS, "--prefill", "2", "--decode", "2", "--local-prefill", "never") as server:
         alone = [server.token_ids(one, 200) for one in prompts]
-        server.wait_idle()
+        server.require_handed_over()
         server.flush()
         generated = server.metric("baton_generation_tokens_total")
         with ThreadPoolExecutor(8) as pool:

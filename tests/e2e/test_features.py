@@ -29,7 +29,7 @@ def test_every_feature_is_the_same_everywhere(
             told[f"{name}, warm, streamed, 8 at once"] = features.answers(server, streamed=True, at_once=8)
             server.wait_idle()
             if name != "colocated":
-                assert server.metric("baton_worker_kv_sent_bytes_total") > 0
+                server.require_handed_over(num_local=2 * features.num_scored_prompts())
     expected = told["colocated, cold, whole"]
     wrong = [line for where, found in told.items() for line in features.all_differences(expected, found, where)]
     assert not wrong, "\n".join(wrong[:40])

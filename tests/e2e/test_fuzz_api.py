@@ -16,9 +16,12 @@ def test_no_answer_is_a_5xx_or_off_its_schema(
 ) -> None:
     with serve(tiny_model, "--prefill", "1", "--decode", "1") as server:
         fuzz = fuzzing.Fuzz(server.url)
-        fuzz.run(300, first_seed=1)
+        fuzz.run(420, first_seed=1)
         server.wait_idle()
     told = "\n".join(fuzzing.report(fuzz))
     assert not fuzz.faults, told
-    answered = sum(n for (label, status), n in fuzz.statuses.items() if status == 200 and label.startswith("POST /v1/"))
-    assert answered >= 8, f"hardly anything was asked for that is given:\n{told}"
+    for path in ("completions", "chat/completions", "responses", "messages", "batches"):
+        fitting = {
+            status: n for (label, fits, status), n in fuzz.statuses.items() if fits and label == f"POST /v1/{path}"
+        }
+        assert fitting[200] >= 0.2 * sum(fitting.values()), f"hardly any request to {path} is answered:\n{told}"

@@ -20,7 +20,7 @@ NUM_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def server(serve, tiny_model):
-    with serve(tiny_model, *FLAGS) as server:
+    with serve(tiny_model, *FLAGS, "--local-prefill", "never") as server:
         yield server
 
 
@@ -109,6 +109,7 @@ def test_roles_go_back_and_forth_under_load(server, serving, prompts, alone) -> 
             load.pass_some(serving)
             assert server.request("GET", "/ready")[0] == 200
     server.wait_idle()
+    assert server.routed()["remote"] > server.routed()["local"] > 0
     assert server.metric("baton_request_retries_total") == 0
     status, answer = server.request("POST", "/roles", {"worker": "decode-0", "roles": ["prefill"]})
     assert (status, "last worker" in answer["error"]["message"]) == (409, True)
