@@ -54,10 +54,14 @@ class PromptClass(NamedTuple):
 
 
 class Mix(NamedTuple):
-    """What requests are like of late. `answers`: lengths, each that of as many as the others; at least one."""
+    """What requests are like of late. `answers`: lengths, each that of as many as the others; at least one.
+
+    `error`: by what share the mean of so few prompts is off, the standard error of what is computed of them.
+    """
 
     prompts: tuple[PromptClass, ...]
     answers: tuple[float, ...]
+    error: float = 0.0
 
     @property
     def answer_tokens(self) -> float:

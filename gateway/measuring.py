@@ -1,7 +1,9 @@
 """Measuring: what the router and the planner of roles want to know of the requests that have been. Pure."""
 
+import math
 from collections import deque
 from itertools import pairwise
+from statistics import fmean, pstdev
 
 from .capacity import Mix, PromptClass
 from .forecast import Work
@@ -80,7 +82,9 @@ class Measuring:
         prompts = tuple(_class_of(ordered[low:high], total) for low, high in pairwise(bounds) if high > low)
         lengths = sorted(tokens for _, tokens in self._answers)
         ends = [num_answers * number // _ANSWER_CLASSES for number in range(_ANSWER_CLASSES + 1)]
-        return Mix(prompts, tuple(sum(lengths[low:high]) / (high - low) for low, high in pairwise(ends)))
+        answers = tuple(sum(lengths[low:high]) / (high - low) for low, high in pairwise(ends))
+        tokens = [work.num_tokens for _, work, _ in ordered]
+        return Mix(prompts, answers, pstdev(tokens) / max(fmean(tokens), 1.0) / math.sqrt(total))
 
 
 def _class_of(prompts: list[tuple[float, Work, int]], total: int) -> PromptClass:

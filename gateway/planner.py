@@ -4,9 +4,9 @@ For servers with both targets. Every LOOK_S the capacity (capacity.py) of the pr
 beside those with one prefill worker more and one less, for prompts and answers like those of late, where KEPT of the
 requests are to keep both targets, or nearly as many as can. A better one must be better where slightly fewer are asked
 for, too: a few long prompts that one division just keeps and another just misses are no reason. Where one is better by
-more than LEAST_GAIN, and LOST_S of work are lost without it in one run, one worker changes its role: after some 5 s at
-a tenth. It does not depend on how high the load is, so the fleet is divided rightly before a rush comes, and waits cut
-short by refusals do not hide what is missing.
+more than LEAST_GAIN and _ERRORS times what so few prompts can mislead by, and LOST_S of work are lost without it in one
+run, one worker changes its role: after some 5 s at a tenth. It does not depend on how high the load is, so the fleet is
+divided rightly before a rush comes, and waits cut short by refusals do not hide what is missing.
 
 With few prompts nothing is concluded. Changes are CHANGE_INTERVAL_S apart, and one that goes against the last comes
 REST_S after it at the earliest and for BACK_LOST_S; that, the gain and the time that a mix is averaged over
@@ -25,6 +25,7 @@ LOOK_S = 2.0
 LEAST_GAIN = 0.05
 LOST_S = 0.5
 BACK_LOST_S = 2.5
+_ERRORS = 1.5  # of the mix, that a gain must be beyond
 _NEARLY = 0.97  # where prompts are so long that fewer than KEPT keep the targets even on an idle fleet
 _MOST_GAIN = 1.0  # a division that can do nothing at present is not decided over by a single look
 _STAYS = 0, 0.0, ""
@@ -84,7 +85,7 @@ def _better(masks: Mapping[NodeRef, tuple[Role, ...]], outlook: Outlook) -> tupl
     if gain > LEAST_GAIN:
         pair = (capacity(num_prefill + more, num_decode - more, outlook, _NEARLY * kept) for more in (wanted, 0))
         gain = min(gain, _gain(*pair))
-    if gain <= LEAST_GAIN:
+    if gain <= LEAST_GAIN + _ERRORS * outlook.mix.error:
         return _STAYS
     reason = (
         f"{_division(num_prefill + wanted, num_decode - wanted)} are predicted to keep both targets up to {best:.2f} "

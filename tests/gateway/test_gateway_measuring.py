@@ -111,3 +111,4 @@ def test_the_longest_prompts_are_told_apart_most_finely() -> None:
     assert [prompt.num_tokens for prompt in mix.prompts[5:8]] == [44.5, 49.5, 51.5]
     assert mix.answers == (4.5, 12.5, 20.5, 28.5, 36.5, 44.5, 52.5, 60.5)
     assert mix.answer_tokens == 32.5
+    assert mix.error == pytest.approx(18.473 / 32.5 / 8, rel=1e-4)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.core.messages import NodeRef, Role
 from baton.core.step_cost import StepCost
-from baton.gateway.capacity import Machine, Outlook, Targets
+from baton.gateway.capacity import Machine, Mix, Outlook, Targets
 from baton.gateway.elastic import RoleChange
 from baton.gateway.forecast import rest_of_prompt
 from baton.gateway.measuring import Measuring
@@ -20,6 +20,7 @@ MACHINE = Machine(StepCost(0.010, 0.0001, 0.0, 0.001, 0.0), 0.5, 2048, 10**6)
 TARGETS = Targets(1.0, 0.015)
 LONG_PROMPTS, LONG_ANSWERS, QUIET = (500, 20), (50, 200), None
 RATE = 4
+NOTHING = Mix((), (1.0,))
 
 
 class Fleet:
@@ -95,7 +96,7 @@ def change_after_s(monkeypatch: pytest.MonkeyPatch, gains: list[float]) -> int |
             "baton.gateway.planner.capacity",
             lambda num_prefill, *_, gain=gain: 1.0 if num_prefill else 1.0 + gain,
         )
-        seen = Outlook(None, MACHINE, TARGETS, overhead_s=gain)
+        seen = Outlook(NOTHING, MACHINE, TARGETS, overhead_s=gain)
         if planner.update(LOOK_S * look, masks, lambda now, seen=seen: seen) is not None:
             return round(LOOK_S * look)
     return None
@@ -122,8 +123,21 @@ def test_what_is_better_by_a_few_long_prompts_alone_is_not(monkeypatch: pytest.M
         "baton.gateway.planner.capacity",
         lambda num_prefill, _1, _2, kept: 2.0 if kept == 0.9 and not num_prefill else 1.0,
     )
-    seen = Outlook(None, MACHINE, TARGETS)
+    seen = Outlook(NOTHING, MACHINE, TARGETS)
     assert all(planner.update(LOOK_S * look, masks, lambda now: seen) is None for look in range(20))
+
+
+@pytest.mark.parametrize(("error", "does_change"), [(0.0, True), (0.16, True), (0.17, False)])
+def test_a_gain_must_be_beyond_what_the_mix_can_be_mistaken_by(
+    monkeypatch: pytest.MonkeyPatch, error: float, does_change: bool
+) -> None:
+    """0.05 and one and a half standard errors are less than 0.3 up to an error of 1/6."""
+    planner, masks = Planner(), {NodeRef("w0", 1): PREFILL, NodeRef("w1", 1): DECODE}
+    monkeypatch.setattr("baton.gateway.planner.idle_share", lambda *_: 1.0)
+    monkeypatch.setattr("baton.gateway.planner.capacity", lambda num_prefill, *_: 1.0 if num_prefill else 1.3)
+    seen = Outlook(NOTHING._replace(error=error), MACHINE, TARGETS)
+    changes = [planner.update(LOOK_S * look, masks, lambda now: seen) for look in range(3)]
+    assert any(changes) is does_change
 
 
 def test_where_fewer_than_nine_tenths_can_keep_the_targets_nearly_as_many_are_asked_for(
@@ -133,7 +147,7 @@ def test_where_fewer_than_nine_tenths_can_keep_the_targets_nearly_as_many_are_as
     monkeypatch.setattr("baton.gateway.planner.idle_share", lambda *_: 0.5)
     monkeypatch.setattr("baton.gateway.planner.capacity", lambda *args: asked.append(args[3]) or 1.0)
     masks = {NodeRef("w0", 1): PREFILL, NodeRef("w1", 1): DECODE}
-    planner, seen = Planner(), Outlook(None, MACHINE, TARGETS)
+    planner, seen = Planner(), Outlook(NOTHING, MACHINE, TARGETS)
     for look in range(5):
         assert planner.update(LOOK_S * look, masks, lambda now: seen) is None
     assert asked == [0.485, 0.485], "two divisions, and once only while nothing is seen anew"
