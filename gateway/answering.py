@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from ..core.errors import RequestError
 from ..core.timeline import Station, Timeline
+from .bodies import read_body
 from .event_sink import EventSink
 from .gateway import Gateway
 from .keys import sent_key
@@ -19,7 +19,6 @@ from .openai.request import ParsedRequest
 from .stream import Response, spell_timing
 from .urgency import urgency_of
 
-BODY_TIMEOUT_S = 60.0  # for a body to arrive
 LONG_BODY_BYTES = 256 * 1024
 CLIENT_STALL_S = 120.0  # for a client to take what was written to it
 
@@ -40,14 +39,7 @@ class Answering:
 
     async def receive(self, request: web.Request, parse: Callable[[bytes], _T]) -> tuple[Timeline, _T]:
         """The body, parsed. Long ones are parsed on another thread, so that they hold nobody up."""
-        announced = request.content_length or 0
-        if announced > request.client_max_size:  # known before the body comes
-            raise web.HTTPRequestEntityTooLarge(request.client_max_size, announced)
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await request.read()
-        except TimeoutError:
-            raise RequestError(f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408) from None
+        body = await read_body(request)
         timeline = Timeline().stamped(Station.RECEIVED)
         if len(body) <= LONG_BODY_BYTES:
             return timeline, parse(body)

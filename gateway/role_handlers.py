@@ -5,6 +5,7 @@ from aiohttp import web
 
 from ..core.errors import RequestError
 from ..core.messages import Role
+from .bodies import read_body
 from .openai.answers import encode_json
 from .role_table import RoleTable
 
@@ -25,7 +26,7 @@ def role_routes(table: RoleTable) -> list[web.RouteDef]:
     async def post(request: web.Request) -> web.StreamResponse:
         """Answers once the worker has said that it has the roles."""
         try:
-            body = msgspec.json.decode(await request.read(), type=RolesBody)
+            body = msgspec.json.decode(await read_body(request), type=RolesBody)
         except msgspec.DecodeError as error:
             raise RequestError(
                 f'{error}. Post {{"worker": NAME, "roles": ["prefill", "decode"]}}; GET /roles names the workers'

@@ -66,7 +66,8 @@ class Upload:
 
     async def _read_form(self, form: MultipartReader) -> None:
         for _ in range(_MAX_FIELDS):
-            part = await form.next()
+            async with asyncio.timeout(STALL_S):
+                part = await form.next()
             if part is None:
                 return
             if not isinstance(part, BodyPartReader):
@@ -74,7 +75,8 @@ class Upload:
             if part.name == "file":
                 await self._read_file(part)
             elif part.name is not None:
-                self._fields[part.name] = await _read_field(part)
+                async with asyncio.timeout(STALL_S):
+                    self._fields[part.name] = await _read_field(part)
         raise RequestError(f"the form has more than {_MAX_FIELDS} fields")
 
     async def _read_file(self, part: BodyPartReader) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +137,25 @@ def test_bodies(in_world: Any, path: str) -> None:
         assert (await world.answer_to("/v1/completions", {"prompt": "x", "max_tokens": 1}))[0] == 200
 
     in_world(scenario)
+
+
+@pytest.mark.parametrize("path", POSTED)
+def test_a_body_that_does_not_come(in_world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str) -> None:
+    """Whether it stops at once or in the middle; of a form, within its headers, a field or its file."""
+    monkeypatch.setattr("baton.gateway.bodies.BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("baton.gateway.batches.upload.STALL_S", 0.05)
+    headers, bodies = [b"Content-Length: 5000"], [b"", b'{"model":']
+    if path == "/v1/files":
+        headers.append(b"Content-Type: multipart/form-data; boundary=x")
+        part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\nba'
+        bodies = [b"", b"--x\r\nContent-Dis", part % b"purpose", part % b"file"]
+
+    async def scenario(world: Any) -> None:
+        await world.pair()
+        for body in bodies:
+            assert await check_refused(world, f"{path} {body!r}", spelled("POST", path, body, headers)) == 408
+
+    in_world(scenario, batch_dir=str(tmp_path))
 
 
 def test_methods_and_paths(in_world: Any) -> None:
