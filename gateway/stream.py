@@ -195,8 +195,8 @@ class Response:
             self._bug = error
             return False
         finally:
-            if events:
-                sink.write(b"".join(events))
+            if told := b"".join(events):  # a token that is no text yet need not be told
+                sink.write(told)
         return True
 
     def _spell(self, delta: Delta) -> bytes:

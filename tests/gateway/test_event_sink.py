@@ -30,6 +30,36 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return events
 
 
+def test_a_token_without_text_does_not_end_a_stream_that_need_not_tell_it(
+    in_world: Any, world_module: Any, tokenizer: Any, answer: list[int], written: list[bytes]
+) -> None:
+    """/v1/messages tells text alone, and half a character is none: an empty piece would be the end of the body."""
+
+    async def scenario(world: Any) -> None:
+        _, decode = await world.pair(auto=False)
+        body = {
+            "model": "tiny-llama",
+            "max_tokens": 500,
+            "stream": True,
+            "messages": [{"role": "user", "content": "a"}],
+        }
+        async with world.http.post(f"{world.url}/v1/messages", json=body) as response:
+            await world_module.until(lambda: decode.of(GenerateRequest))
+            request_id = decode.request_id
+            while request_id in decode.live:
+                decode.emit(request_id, 1)
+                for _ in range(20):  # rounds of the event loop: the token is written before the next one comes
+                    await asyncio.sleep(0)
+            whole = await response.read()
+        events = [msgspec.json.decode(line[6:]) for line in whole.split(b"\n") if line.startswith(b"data: ")]
+        text = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
+        assert text == tokenizer.decode(answer)
+        assert events[-1]["type"] == "message_stop"
+        assert all(written)
+
+    in_world(scenario, keep_alive_s=0.02)
+
+
 async def answer_by_token(world: Any, until: Any, more: dict[str, Any]) -> bytes:
     """A streamed answer whose tokens come one after the other, each once the client has the one before."""
     _, decode = await world.pair(auto=False)
