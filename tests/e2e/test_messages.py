@@ -43,7 +43,7 @@ def test_the_answer_is_that_of_chat(
 
 def test_a_call_is_made_and_answered(client: anthropic.Anthropic, openai_server: Any) -> None:
     tool: Any = {"name": "get_leg", "description": "A leg of the race", "input_schema": SCHEMA}
-    asked: Any = {"model": openai_server.model, "max_tokens": 100, "tools": [tool]}
+    asked: Any = {"model": openai_server.model, "max_tokens": 100, "tools": [tool], "extra_body": {"temperature": 0}}
     choice: Any = {"type": "any", "disable_parallel_tool_use": True}
     message = client.messages.create(messages=QUESTION, tool_choice=choice, **asked)
     (call,) = message.content
