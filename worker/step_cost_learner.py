@@ -23,7 +23,6 @@ from statistics import median
 
 from ..core.step_cost import StepCost, StepShape
 
-_NAMES = ("base", "prompt_token", "product", "decode", "context")
 _PRIOR = (128.0, 1.0, 1 / 16384, 1.0, 1 / 512)  # each term of one step, in units of one prompt token
 _RIDGE = 2e-3  # information of the reference, in steps whose time is all in one term
 _NUM_SCALING = 5  # steps that give the prior its scale
@@ -36,7 +35,6 @@ _LEAST_CLIP = 0.05  # relative; noise below it is never clipped
 _MEAN_RATE = 0.02  # of the running mean of residuals
 _SWEEPS = 1  # of coordinate descent per step; they add up over steps
 _MAX_SWEEPS = 200  # when the coefficients are asked for
-_IDENTIFIED = 100.0  # times the reference's information
 _TRIAL_WORTH = 6  # samples: steps as they come are much alike, trials are not
 
 _Vector = list[float]
@@ -76,10 +74,6 @@ class StepCostLearner:
         self._num_to_skip = 0
         self._take(shape, seconds, _TRIAL_WORTH)
 
-    def restarted(self, num_warmup: int = 10) -> None:
-        """Leave out the next steps; what was learned stays."""
-        self._num_to_skip = num_warmup
-
     @property
     def cost(self) -> StepCost:
         """The coefficients now. Before the first steps: of no use, and `num_samples` says so."""
@@ -88,15 +82,6 @@ class StepCostLearner:
         base, token, product, decode, context = (w * p * unit for w, p in zip(self._weights, _PRIOR, strict=True))
         counts = self._num_prompt_samples, self._num_decode_samples
         return StepCost(base, token, product, decode, context, self._num_samples, self._relative_error, *counts)
-
-    @property
-    def identified(self) -> frozenset[str]:
-        """Which of base, prompt_token, product, decode and context the steps of late determine one by one.
-
-        A term is determined when what they say about it, all other terms being free, outweighs the reference by far.
-        Steps of one size determine none, and yet predict such steps well.
-        """
-        return frozenset(name for i, name in enumerate(_NAMES) if self._own_information(i) > _IDENTIFIED * _RIDGE)
 
     # ---- learning ------------------------------------------------------------------------------------------------
 
@@ -161,19 +146,6 @@ class StepCostLearner:
                 change += abs(new - old)
             if change < 1e-6:
                 return
-
-    def _own_information(self, index: int) -> float:
-        """About one weight when the others are free: the Schur complement of the others in the information matrix."""
-        matrix = [row[:] for row in self._information]
-        for i in range(5):
-            matrix[i][i] += _RIDGE
-        for pivot in (i for i in range(5) if i != index):
-            factors = [matrix[row][pivot] / matrix[pivot][pivot] if row != pivot else 0.0 for row in range(5)]
-            matrix = [
-                [a - factor * b for a, b in zip(row, matrix[pivot], strict=True)]
-                for row, factor in zip(matrix, factors, strict=True)
-            ]
-        return matrix[index][index] - _RIDGE
 
 
 def _terms(shape: StepShape, unit: float) -> _Vector:
