@@ -1,12 +1,31 @@
-"""Many streams of one server at once, read with as little work as can be: bytes are kept, and looked at afterwards."""
+"""Many streams of one server at once, read with as little work as can be: bytes are kept, and looked at afterwards.
+
+Read as fast as they come, or at a pace: then the server meets clients that are behind.
+"""
 
 import asyncio
+import contextlib
+import socket
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import cast
 
 import msgspec
 
 STALL_S = 30.0  # nothing at all from the server for so long: the run has failed
+
+
+_READ_BYTES = 256 * 1024
+_PACED_BUFFER_BYTES = 4096  # of the kernel, for a stream that is read at a pace
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """What one stream takes: at most `num_bytes` in every `interval_s`."""
+
+    num_bytes: int
+    interval_s: float
 
 
 class StreamRun(msgspec.Struct, frozen=True):
@@ -29,38 +48,90 @@ class _Chunk(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-class _Stream(asyncio.Protocol):
-    """One request on one connection, which its server closes."""
+class _Stream(asyncio.BufferedProtocol):
+    """One request on one connection, which its server closes. `at_most`: bytes that are taken before `go_on` is called
+    again; None: all, at once.
+    """
 
-    def __init__(self, ended: "asyncio.Future[None]"):
+    def __init__(self, ended: "asyncio.Future[None]", at_most: int | None):
         self._ended = ended
+        self._is_paced = at_most is not None
+        self._buffer = bytearray(at_most or _READ_BYTES)
+        self._transport: asyncio.Transport | None = None
         self.parts: list[bytes] = []
 
-    def data_received(self, data: bytes) -> None:
-        self.parts.append(data)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.parts.append(bytes(memoryview(self._buffer)[:nbytes]))
+        if self._is_paced and self._transport is not None:
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        if self._transport is not None and not self._ended.done():
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
         if not self._ended.done():
             self._ended.set_result(None)
 
 
-async def run_streams(port: int, body: bytes, num_streams: int) -> StreamRun:
+async def run_streams(port: int, body: bytes, num_streams: int, pace: Pace | None = None) -> StreamRun:
     """The same request on all. Raises ValueError for an answer that is no whole stream, TimeoutError for a server
     that says nothing any more.
     """
     loop = asyncio.get_running_loop()
     ends = [loop.create_future() for _ in range(num_streams)]
-    connections = [await loop.create_connection(partial(_Stream, end), "127.0.0.1", port) for end in ends]
+    connections = [await _connect(port, end, pace) for end in ends]
     streams = [stream for _, stream in connections]
     head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
     request = f"{head}Content-Type: application/json\r\n\r\n".encode() + body
     started = time.perf_counter()
     for transport, _ in connections:
         transport.write(request)
-    await _until_all_end(ends, streams)
+    async with _at_pace(streams, pace):
+        await _until_all_end(ends, streams)
     seconds = time.perf_counter() - started
     answers = [_answer(b"".join(stream.parts)) for stream in streams]
     return StreamRun(seconds, sum(num_chunks for num_chunks, _ in answers), [text for _, text in answers])
+
+
+async def _connect(port: int, end: "asyncio.Future[None]", pace: Pace | None) -> tuple[asyncio.Transport, _Stream]:
+    connection = socket.socket()
+    connection.setblocking(False)
+    loop, at_most = asyncio.get_running_loop(), None
+    if pace is not None:  # the kernel must not read on instead
+        at_most = pace.num_bytes
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _PACED_BUFFER_BYTES)
+    await loop.sock_connect(connection, ("127.0.0.1", port))
+    return await loop.create_connection(partial(_Stream, end, at_most), sock=connection)
+
+
+@asynccontextmanager
+async def _at_pace(streams: Sequence[_Stream], pace: Pace | None) -> AsyncIterator[None]:
+    """Lets all streams go on once in every interval."""
+    if pace is None:
+        yield
+        return
+
+    async def keep(pace: Pace) -> None:
+        while True:
+            await asyncio.sleep(pace.interval_s)
+            for stream in streams:
+                stream.go_on()
+
+    keeping = asyncio.create_task(keep(pace))
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping
 
 
 async def _until_all_end(ends: "list[asyncio.Future[None]]", streams: list[_Stream]) -> None:

@@ -65,7 +65,8 @@ class Answering:
         headers = _SSE_HEADERS | {"X-Request-Id": shown_request_id(request)} | response.queue_headers
         stream = web.StreamResponse(headers=headers)
         sink = EventSink(request, stream)
-        await stream.prepare(request)
+        writer = await stream.prepare(request)
+        assert writer is not None  # it is the answer to this request
         try:
             async with aclosing(response.events(sink)) as events:
                 async for event in events:
@@ -73,6 +74,7 @@ class Answering:
                     if response.is_client_behind:
                         async with asyncio.timeout(CLIENT_STALL_S):
                             await stream.write(event)
+                            await writer.drain()  # tokens that come meanwhile will be one chunk
                     else:
                         await stream.write(event)
             await stream.write_eof()

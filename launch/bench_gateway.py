@@ -16,7 +16,7 @@ import uvloop
 
 from .. import __version__
 from ..bench.report import check_writable, environment
-from ..bench.streams import StreamRun, run_streams
+from ..bench.streams import Pace, StreamRun, run_streams
 from ..core.errors import BatonError, ConfigurationError
 from ..vocab.tokenizer import Tokenizer
 from .bench_gateway_server import ServerConfig
@@ -25,16 +25,18 @@ from .serve import find_model
 EXIT_OK, EXIT_FAILED = 0, 1
 NUM_AHEAD = 16
 START_TIMEOUT_S = 60.0
+BEHIND = Pace(1024, 0.01)  # about 500 chunks a second of one token
 
 _GATEWAY, _FLOOR = "gateway, a token at a time", "bare server, a chunk at a time"
 
 
 class Contender(msgspec.Struct, frozen=True):
-    """What is measured: `num_ahead` as in ServerConfig."""
+    """What is measured: `num_ahead` as in ServerConfig; `pace` at which its clients read, None: as fast as they can."""
 
     name: str
     kind: str
     num_ahead: int
+    pace: Pace | None = None
 
 
 CONTENDERS = (
@@ -42,6 +44,7 @@ CONTENDERS = (
     Contender(_GATEWAY, "gateway", 1),
     Contender("bare server, as the socket takes it", "bare", NUM_AHEAD),
     Contender(f"gateway, workers {NUM_AHEAD} steps ahead", "gateway", NUM_AHEAD),
+    Contender("gateway, clients that are behind", "gateway", 1, BEHIND),
 )
 
 
@@ -57,8 +60,9 @@ def bench_gateway(
     """Measure the gateway alone: its workers are a stand-in that answers at once, in the gateway's own process.
 
     Streams of /v1/completions, one token a chunk, against an aiohttp server that writes prebuilt chunks of the same
-    kind; both on uvloop in one process, the client in another. Runs alternate. Every text is compared with the
-    tokenizer's; the exit status is 1 when one differs.
+    kind; both on uvloop in one process, the client in another. Apart from that, clients that take less than comes:
+    they get several tokens in a chunk. Runs alternate. Every text is compared with the tokenizer's; the exit status is
+    1 when one differs.
 
     Parameters
     ----------
@@ -118,7 +122,7 @@ class GatewayBench:
             ports = [await stack.enter_async_context(self._server(contender)) for contender in CONTENDERS]
             for number in range(num_runs + 1):
                 for contender, port in zip(CONTENDERS, ports, strict=True):
-                    run = await run_streams(port, self._body, self.num_streams)
+                    run = await run_streams(port, self._body, self.num_streams, contender.pace)
                     self._check(contender, run)
                     if number:
                         runs[contender.name].append(run)
@@ -134,7 +138,7 @@ class GatewayBench:
         if num_wrong:
             self.problems.append(f"{contender.name}: {num_wrong} texts are not the tokenizer's")
         expected = self.num_streams * self.output_len
-        if contender.num_ahead == 1 and run.num_chunks != expected:
+        if contender.num_ahead == 1 and contender.pace is None and run.num_chunks != expected:
             self.problems.append(f"{contender.name}: {run.num_chunks} chunks for {expected} tokens")
 
     @asynccontextmanager

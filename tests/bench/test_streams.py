@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from baton.bench.bare_server import bare_server, prebuilt_chunks
-from baton.bench.streams import run_streams
+from baton.bench.streams import Pace, run_streams
 
 TEXTS = ["Grüße", ", ", "", "世界", '"\n\n']
 
@@ -19,6 +19,19 @@ def test_every_stream_is_read_to_its_end(yields: bool) -> None:
         assert run.texts == ["".join(TEXTS)] * 4
         assert run.num_chunks == 4 * len(TEXTS)
         assert run.seconds > 0
+
+    asyncio.run(scenario())
+
+
+def test_at_a_pace_no_more_is_taken_than_it_says() -> None:
+    pace = Pace(64, 0.001)
+
+    async def scenario() -> None:
+        chunks = prebuilt_chunks(TEXTS * 4, "m")
+        async with bare_server(chunks, yields=False) as port:
+            run = await run_streams(port, b"{}", 2, pace)
+        assert run.texts == ["".join(TEXTS * 4)] * 2
+        assert run.seconds >= (len(b"".join(chunks)) / pace.num_bytes - 2) * pace.interval_s
 
     asyncio.run(scenario())
 
