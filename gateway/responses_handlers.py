@@ -6,7 +6,7 @@ from aiohttp import web
 
 from ..core.errors import RequestError
 from .answering import Answering, json_answer
-from .batches.paging import parse_page
+from .batches.paging import MOST_ITEMS, parse_page
 from .gateway import Gateway
 from .keys import owner_of
 from .middleware import api_key, request_id
@@ -16,7 +16,7 @@ from .responses.service import Responses
 from .responses.store import StoredResponse
 from .responses.translation import NAMES
 
-_ITEMS_PAGE, _MOST_ITEMS = 20, 100
+_ITEMS_PAGE = 20
 
 
 def responses_routes(gateway: Gateway) -> list[web.RouteDef]:
@@ -59,7 +59,7 @@ class ResponsesHandlers:
         return web.Response(body=self._stored(request).answer, content_type="application/json")
 
     async def input_items(self, request: web.Request) -> web.StreamResponse:
-        page = parse_page(request.query, _ITEMS_PAGE, _MOST_ITEMS)
+        page = parse_page(request.query, _ITEMS_PAGE, MOST_ITEMS)
         return json_answer(self._responses.input_items(self._stored(request), page))
 
     async def delete(self, request: web.Request) -> web.StreamResponse:

@@ -10,11 +10,10 @@ from ..middleware import api_key
 from ..openai.json_errors import read_json
 from .database import Tables
 from .objects import BatchList, BatchRequest, FileDeleted, FileList
-from .paging import parse_page
+from .paging import MOST_BATCHES, MOST_FILES, parse_page
 from .upload import Upload
 
-_FILES_PAGE, _MOST_FILES = 10_000, 10_000
-_BATCHES_PAGE, _MOST_BATCHES = 20, 100
+_FILES_PAGE, _BATCHES_PAGE = 10_000, 20
 
 
 def batch_routes(gateway: Gateway) -> list[web.RouteDef]:
@@ -46,7 +45,7 @@ class BatchHandlers:
         return json_answer(await Upload(batches.database, _owner(request), batches.now()).receive(request))
 
     async def files(self, request: web.Request) -> web.StreamResponse:
-        page = parse_page(request.query, _FILES_PAGE, _MOST_FILES)
+        page = parse_page(request.query, _FILES_PAGE, MOST_FILES)
         owner, purpose = _owner(request), request.query.get("purpose")
         found, has_more = await self._batches.call(lambda tables: tables.files.page(owner, page, purpose))
         return json_answer(FileList(found, has_more, *_ends([file.id for file in found])))
@@ -77,7 +76,7 @@ class BatchHandlers:
         return json_answer(await self._batches.create(_owner(request), body))
 
     async def batches(self, request: web.Request) -> web.StreamResponse:
-        page = parse_page(request.query, _BATCHES_PAGE, _MOST_BATCHES)
+        page = parse_page(request.query, _BATCHES_PAGE, MOST_BATCHES)
         owner = _owner(request)
         found, has_more = await self._batches.call(lambda tables: tables.batches.page(owner, page))
         return json_answer(BatchList(found, has_more, *_ends([batch.id for batch in found])))

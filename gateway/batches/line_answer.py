@@ -16,11 +16,11 @@ from ..responses.fields import ResponsesRequest
 from ..responses.format import ResponsesFormat, begun_response
 from ..responses.translation import NAMES, chat_request
 from ..urgency import batch_urgency
+from .objects import ENDPOINTS
 
 if TYPE_CHECKING:  # the gateway has batches as one of its parts
     from ..gateway import Gateway
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _LONG_BODY_BYTES = 256 * 1024
 
 _decode_responses = msgspec.json.Decoder(ResponsesRequest)

@@ -9,7 +9,12 @@ from msgspec import Meta
 from ..openai.fields import Refused
 from ..responses.answers import ResponseUsage
 
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+WINDOWS = {"24h": 24 * 3600}  # completion windows |-> seconds
 MAX_METADATA = 16
+# What the documents say; what is refused is told in words by the service.
+_Endpoint = Annotated[str, Meta(extra_json_schema={"enum": list(ENDPOINTS)})]
+_Window = Annotated[str, Meta(extra_json_schema={"enum": list(WINDOWS)})]
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
 
@@ -126,8 +131,8 @@ class BatchRequest(msgspec.Struct):
     """The body of POST /v1/batches."""
 
     input_file_id: str
-    endpoint: str
-    completion_window: str
+    endpoint: _Endpoint
+    completion_window: _Window
     metadata: Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=MAX_METADATA)] | None = None
     output_expires_after: Refused = None
 

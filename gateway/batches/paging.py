@@ -8,6 +8,7 @@ import msgspec
 
 from ...core.errors import RequestError
 
+MOST_FILES, MOST_BATCHES, MOST_ITEMS = 10_000, 100, 100  # on a page
 _LONGEST_NUMBER = 6
 
 

@@ -12,8 +12,8 @@ from ..openai.refused import refuse_unsupported
 from .batch_table import new_batch_id
 from .database import Database, Tables
 from .life import cancelled
-from .line_answer import ENDPOINTS, LineAnswerer
-from .objects import Batch, BatchRequest, Purpose
+from .line_answer import LineAnswerer
+from .objects import ENDPOINTS, WINDOWS, Batch, BatchRequest, Purpose
 from .runner import BatchRunner
 
 if TYPE_CHECKING:  # the gateway has this as one of its parts
@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # the gateway has this as one of its parts
 
 logger = logging.getLogger(__name__)
 
-WINDOWS = {"24h": 24 * 3600}  # completion windows |-> seconds
 
 _T = TypeVar("_T")
 

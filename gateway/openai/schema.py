@@ -9,9 +9,12 @@ from ... import __version__
 from ..anthropic import answers as anthropic
 from ..anthropic import fields as anthropic_fields
 from ..batches import objects as batches
+from ..batches.paging import MOST_BATCHES, MOST_FILES, MOST_ITEMS
 from ..responses import answers as responses
 from ..responses import fields as responses_fields
+from ..role_handlers import RolesBody
 from . import answers, fields
+from .examples import EXAMPLES
 from .refused import passing_values
 
 _REF = "#/components/schemas/{name}"
@@ -47,6 +50,7 @@ _STRUCTS: tuple[type[msgspec.Struct], ...] = (
     batches.BatchRequest,
     batches.Batch,
     batches.BatchList,
+    RolesBody,
 )
 # What any path may answer, and what those with a body may answer besides.
 _ANYWHERE = {
@@ -63,6 +67,7 @@ _WITH_BODY = {
     429: "Too many requests wait; see Retry-After.",
 }
 _OBJECT = {"type": "object"}
+_ENDED_BY_DONE = (answers.Completion, answers.ChatCompletionChunk)
 _UPLOAD = {
     "required": True,
     "content": {
@@ -75,6 +80,11 @@ _UPLOAD = {
                     "file": {"type": "string", "contentMediaType": "application/octet-stream"},
                     "expires_after[anchor]": {"enum": ["created_at"]},
                     "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+                },
+                "additionalProperties": False,
+                "dependentRequired": {
+                    "expires_after[anchor]": ["expires_after[seconds]"],
+                    "expires_after[seconds]": ["expires_after[anchor]"],
                 },
             }
         }
@@ -90,10 +100,14 @@ def openapi() -> dict[str, Any]:
         for name, field in schema.get("properties", {}).items():
             if field.get("description") == fields.REFUSED:
                 field["enum"] = passing_values(name)
+    paths = _paths()
+    for path, examples in EXAMPLES.items():
+        content = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        content["examples"] = {name: {"value": body} for name, body in examples.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": __version__},
-        "paths": _paths(),
+        "paths": paths,
         "components": {
             "schemas": schemas,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -109,10 +123,15 @@ def _paths() -> dict[str, Any]:
         "/v1/models": {"get": _get("The served model.", _ref(answers.ModelList))},
         "/v1/models/{model}": {"get": _get("One model.", _ref(answers.Model)) | {"parameters": model}},
         "/v1/completions": {
-            "post": _post("Continue prompts.", fields.CompletionRequest, answers.Completion, is_streamed=True)
+            "post": _post("Continue prompts.", fields.CompletionRequest, answers.Completion, event=answers.Completion)
         },
         "/v1/chat/completions": {
-            "post": _post("Answer messages.", fields.ChatCompletionRequest, answers.ChatCompletion, is_streamed=True)
+            "post": _post(
+                "Answer messages.",
+                fields.ChatCompletionRequest,
+                answers.ChatCompletion,
+                event=answers.ChatCompletionChunk,
+            )
         },
         **_responses_paths(),
         **_messages_paths(),
@@ -127,7 +146,12 @@ def _paths() -> dict[str, Any]:
         "/tuner": {"get": _get("What workers have learned.", _OBJECT)},
         "/roles": {
             "get": _get("What each worker does.", _OBJECT),
-            "post": _operation("Change what a worker does.", _json(_OBJECT), _WITH_BODY, body=_OBJECT),
+            "post": _operation(
+                "Change what a worker does.",
+                _json(_OBJECT),
+                _WITH_BODY | {409: "No decode worker would be left."},
+                body=_ref(RolesBody),
+            ),
         },
         "/ledger": {"get": _get("Who owns the blocks of each worker.", _OBJECT)},
         "/flush_cache": {"post": _get("Forget all cached prefixes.", _OBJECT, not_yet=_OBJECT)},
@@ -141,7 +165,7 @@ def _responses_paths() -> dict[str, Any]:
     wrong = {400: "The request is wrong; `param` names the field."}
     stored = _operation("A stored answer.", _json(_ref(answer)), wrong)
     return {
-        "/v1/responses": {"post": _post("Answer, and keep the answer.", body, answer, is_streamed=True)},
+        "/v1/responses": {"post": _post("Answer, and keep the answer.", body, answer, event=responses.ResponseEvent)},
         "/v1/responses/input_tokens": {"post": _post("Its tokens.", body, responses.CountedInput)},
         "/v1/responses/{response_id}": {
             "get": stored | {"parameters": [*by_id["parameters"], _in_query("stream", {"enum": ["false"]})]},
@@ -149,7 +173,7 @@ def _responses_paths() -> dict[str, Any]:
         },
         "/v1/responses/{response_id}/input_items": {
             "get": _operation("What it answered.", _json(_ref(responses.InputItemList)), wrong)
-            | {"parameters": [*by_id["parameters"], *_page()]},
+            | {"parameters": [*by_id["parameters"], *_page(MOST_ITEMS)]},
         },
     }
 
@@ -162,7 +186,7 @@ def _messages_paths() -> dict[str, Any]:
                 "Answer, as Anthropic's API does.",
                 anthropic_fields.MessagesRequest,
                 anthropic.Message,
-                is_streamed=True,
+                event=anthropic.StreamEvent,
                 error=error,
             )
         },
@@ -181,7 +205,7 @@ def _batch_paths() -> dict[str, Any]:
     return {
         "/v1/files": {
             "post": _operation("Keep a file.", _json(_ref(batches.FileObject)), _WITH_BODY) | {"requestBody": _UPLOAD},
-            "get": files | {"parameters": [*_page(), _in_query("purpose", {"type": "string"})]},
+            "get": files | {"parameters": [*_page(MOST_FILES), _in_query("purpose", {"type": "string"})]},
         },
         "/v1/files/{file_id}": {
             "get": _get("One file.", _ref(batches.FileObject)) | {"parameters": [_in_path("file_id")]},
@@ -192,7 +216,7 @@ def _batch_paths() -> dict[str, Any]:
         },
         "/v1/batches": {
             "post": _post("Run the lines of a file.", batches.BatchRequest, batches.Batch),
-            "get": found | {"parameters": _page()},
+            "get": found | {"parameters": _page(MOST_BATCHES)},
         },
         "/v1/batches/{batch_id}": {
             "get": _get("One batch.", _ref(batches.Batch)) | {"parameters": [_in_path("batch_id")]}
@@ -201,9 +225,9 @@ def _batch_paths() -> dict[str, Any]:
     }
 
 
-def _page() -> list[dict[str, Any]]:
+def _page(most: int) -> list[dict[str, Any]]:
     return [
-        _in_query("limit", {"type": "integer", "minimum": 1}),
+        _in_query("limit", {"type": "integer", "minimum": 1, "maximum": most}),
         _in_query("after", {"type": "string"}),
         _in_query("order", {"enum": ["asc", "desc"]}),
     ]
@@ -230,13 +254,27 @@ def _post(
     body: type[msgspec.Struct],
     answer: type[msgspec.Struct],
     *,
-    is_streamed: bool = False,
+    event: type[msgspec.Struct] | None = None,
     error: type[msgspec.Struct] = answers.ErrorAnswer,
 ) -> dict[str, Any]:
     content = _json(_ref(answer))
-    if is_streamed:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+    if event is not None:
+        content["text/event-stream"] = {"schema": _event(event, error)}
     return _operation(summary, content, _WITH_BODY, body=_ref(body), error=error)
+
+
+def _event(data: type[msgspec.Struct], error: type[msgspec.Struct]) -> dict[str, Any]:
+    """One event of a stream, as an object: OpenAPI 3.1 has no other way to describe it."""
+    content = {"anyOf": [_ref(data), _ref(error)]}
+    told: dict[str, Any] = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
+    if data in _ENDED_BY_DONE:
+        told = {"anyOf": [{"const": "[DONE]"}, told]}
+    return {
+        "description": "Each event of the stream.",
+        "type": "object",
+        "properties": {"event": {"type": "string"}, "data": told},
+        "required": ["data"],
+    }
 
 
 def _operation(

@@ -10,6 +10,7 @@ from baton import __version__
 from baton.gateway.anthropic.fields import CountTokensRequest, MessagesRequest
 from baton.gateway.handlers import routes
 from baton.gateway.openai import fields
+from baton.gateway.openai.examples import EXAMPLES
 from baton.gateway.openai.schema import openapi
 from baton.gateway.responses.fields import ResponsesRequest
 
@@ -96,6 +97,21 @@ def test_what_is_refused_is_told_with_the_values_that_pass() -> None:
     for wrong in ({"suffix": "y"}, {"use_beam_search": True}, {"tools": [{}]}):
         with pytest.raises(jsonschema.ValidationError):
             validate(body_schema("/v1/completions"), {"prompt": "x"} | wrong)
+
+
+@pytest.mark.slow  # the process that checks grammars starts
+def test_examples_fit_and_can_be_sent_as_they_are(in_world: Any) -> None:
+    assert set(EXAMPLES) >= set(BODIES)
+
+    async def scenario(world: Any) -> None:
+        await world.pair()
+        for path, examples in EXAMPLES.items():
+            for name, body in examples.items():
+                validate(body_schema(path), body)
+                async with world.post(path, body) as response:
+                    assert response.status == 200, (path, name, await response.text())
+
+    in_world(scenario)
 
 
 ASKED: list[tuple[str, dict[str, Any]]] = [
