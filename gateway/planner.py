@@ -1,12 +1,13 @@
 """Planner: how many workers compute prompts only, so that both targets are kept at the highest load. Pure.
 
 For servers with both targets. Every LOOK_S the capacity (capacity.py) of the present division of the workers is set
-beside those with one prefill worker more and one less, for prompts and answers like those of late, where KEPT of the
-requests are to keep both targets, or nearly as many as can. A better one must be better where slightly fewer are asked
-for, too: a few long prompts that one division just keeps and another just misses are no reason. Where one is better by
-more than LEAST_GAIN and _ERRORS times what so few prompts can mislead by, and LOST_S of work are lost without it in one
-run, one worker changes its role: after some 5 s at a tenth. It does not depend on how high the load is, so the fleet is
-divided rightly before a rush comes, and waits cut short by refusals do not hide what is missing.
+beside those with up to _FAR prefill workers more or less, and with none: for prompts and answers like those of late,
+where KEPT of the requests are to keep both targets, or nearly as many as can. A better one must be better where a few
+less are asked for, too: some long prompts that one division just keeps and another just misses are no reason. Where one
+is better by more than LEAST_GAIN and _ERRORS times what so few prompts can mislead by, and LOST_S of work are lost
+without it in one run, one worker changes its role towards it: after some 5 s at a tenth. What lies between may be worse
+than both, as long prompts wait for few prefill workers and for decodes too. It does not depend on how high the load is,
+so the fleet is divided rightly before a rush comes, and waits cut short by refusals do not hide what is missing.
 
 With few prompts nothing is concluded. Changes are CHANGE_INTERVAL_S apart, and one that goes against the last comes
 REST_S after it at the earliest and for BACK_LOST_S; that, the gain and the time that a mix is averaged over
@@ -25,6 +26,7 @@ LOOK_S = 2.0
 LEAST_GAIN = 0.05
 LOST_S = 0.5
 BACK_LOST_S = 2.5
+_FAR = 2  # workers; a look takes some milliseconds for each division
 _ERRORS = 1.5  # of the mix, that a gain must be beyond
 _NEARLY = 0.97  # where prompts are so long that fewer than KEPT keep the targets even on an idle fleet
 _MOST_GAIN = 1.0  # a division that can do nothing at present is not decided over by a single look
@@ -69,18 +71,20 @@ class Planner:
 
 
 def _better(masks: Mapping[NodeRef, tuple[Role, ...]], outlook: Outlook) -> tuple[int, float, str]:
-    """How many prefill workers more (1) or less (-1) are much better, by what share, and why; 0: none."""
+    """Whether more (1) or fewer (-1) prefill workers are much better, by what share, and why; 0: neither."""
     num_prefill = sum(mask == _PREFILL_ONLY for mask in masks.values())
     num_decode = len(masks) - num_prefill
     if not num_decode:
         return _STAYS
-    changes = [0] + [-1] * (num_prefill > 0) + [1] * (num_decode > 1 and _DECODE_ONLY in masks.values())
+    num_free = min(num_decode - 1, sum(mask == _DECODE_ONLY for mask in masks.values()))
+    near = [more for more in range(-_FAR, _FAR + 1) if more and -num_prefill <= more <= num_free]
+    changes = [0, *sorted({*near, -num_prefill} - {0}, key=abs)]
     possible = max(idle_share(num_prefill + more, num_decode - more, outlook) for more in changes)
     kept = min(KEPT, _NEARLY * possible)
     if kept == 0.0:
         return _STAYS
     present, *others = (capacity(num_prefill + more, num_decode - more, outlook, kept) for more in changes)
-    best, wanted = max(zip(others, changes[1:], strict=True), default=(0.0, 0))
+    best, wanted = max(zip(others, changes[1:], strict=True), default=(0.0, 0), key=lambda pair: pair[0])
     gain = _gain(best, present)
     if gain > LEAST_GAIN:
         pair = (capacity(num_prefill + more, num_decode - more, outlook, _NEARLY * kept) for more in (wanted, 0))
@@ -91,7 +95,7 @@ def _better(masks: Mapping[NodeRef, tuple[Role, ...]], outlook: Outlook) -> tupl
         f"{_division(num_prefill + wanted, num_decode - wanted)} are predicted to keep both targets up to {best:.2f} "
         f"requests/s, {_division(num_prefill, num_decode)} up to {present:.2f}"
     )
-    return wanted, gain, reason
+    return (1 if wanted > 0 else -1), gain, reason
 
 
 def _gain(better: float, present: float) -> float:
