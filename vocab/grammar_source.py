@@ -21,7 +21,8 @@ MAX_CHOICES = 1024
 # because small models like to go on with blank lines for ever.
 _LAYOUT = {"whitespace_pattern": r" |\n {0,64}"}
 
-_OTHER_RULE = re.compile(r"^\s*<?[\w-]+>?\s*::=", re.MULTILINE)  # as GBNF and EBNF write rules
+# As GBNF and EBNF write rules. Within one line only: were line breaks taken, blank lines would cost their square.
+_OTHER_RULE = re.compile(r"^[ \t]*<?[\w-]+>?[ \t]*::=", re.MULTILINE)
 
 # Keywords of old drafts that llguidance takes for the user's own and would not enforce.
 _OLD_KEYWORDS = ("disallow", "divisibleBy", "extends")
@@ -40,11 +41,13 @@ def json_schema_grammar(schema: Any, param: str) -> str:
 
     Raises RequestError with `param` for what is no schema, is too large, or cannot be enforced.
     """
+    _serialised(schema, param)  # what is too large is not looked through
     return _serialised({"json_schema": checked_schema(schema, param)}, param)
 
 
 def regex_grammar(pattern: str, param: str) -> str:
     """A text that a regular expression matches as a whole (Rust's syntax: no look-around, no back references)."""
+    _serialised(pattern, param)  # what is too large is not worked on
     return lark_grammar(f"start: /{_escape_slashes(pattern)}/", param)
 
 
@@ -57,9 +60,10 @@ def choice_grammar(choices: Sequence[str], param: str) -> str:
 
 def lark_grammar(text: str, param: str) -> str:
     """A text of a Lark grammar in llguidance's dialect; its rule `start` is the whole."""
+    grammar = _serialised({"lark_grammar": text}, param)
     if _OTHER_RULE.search(text):
         raise RequestError(f"{param}: this looks like GBNF or EBNF; write the grammar in Lark's syntax", param)
-    return _serialised({"lark_grammar": text}, param)
+    return grammar
 
 
 def literal(text: str) -> str:
@@ -117,7 +121,7 @@ def _escape_slashes(pattern: str) -> str:
     return str(llguidance.regex_to_lark(pattern, use_ascii=""))
 
 
-def _serialised(grammar: dict[str, Any], param: str) -> str:
+def _serialised(grammar: Any, param: str) -> str:
     try:
         text = msgspec.json.encode({"grammars": [grammar]})
     except (RecursionError, ValueError):

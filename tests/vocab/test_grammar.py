@@ -126,6 +126,18 @@ def test_large_and_deep_schemas_are_refused(compiler: GrammarCompiler) -> None:
     assert refusal(compiler, deep)
 
 
+@pytest.mark.parametrize("piece", ["\n", " ", "\t \n", "a", "-a", "a ", "<", "\n\n<a", "a:", "\u2028"])
+def test_a_text_costs_no_more_than_its_length(piece: str) -> None:
+    """It is looked at on the gateway's event loop: blank lines once cost their square, 100 kB of them five minutes."""
+    text = (piece * MAX_GRAMMAR_BYTES)[: MAX_GRAMMAR_BYTES // 9]
+    started = time.process_time()
+    for make in (lark_grammar, regex_grammar):
+        make(text, "the_field")
+        with pytest.raises(RequestError, match="larger than"):
+            make(text * 100, "the_field")
+    assert time.process_time() - started < 1
+
+
 def test_white_space_is_bounded(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     """Pretty and compact layouts are both allowed, blank lines without end are not."""
     grammar = json_object_grammar()
