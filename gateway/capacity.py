@@ -30,6 +30,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
+from statistics import fmean
 from typing import NamedTuple
 
 from ..core.step_cost import TARGET_MARGIN, StepCost, prompt_share_s
@@ -134,17 +135,20 @@ class _Line(NamedTuple):
         return self._replace(mean_s=keep * self.mean_s, mean_square=keep * self.mean_square)
 
 
-def mean_machine(speeds: Collection[Speed], pool_tokens: int) -> Machine:
-    """The mean of what is known of several; there must be one."""
-    count, costs = len(speeds), [speed.cost for speed in speeds]
+def mean_machine(speeds: Collection[Speed], decoding: Collection[Speed], pool_tokens: int) -> Machine:
+    """The mean of what is known of several; there must be one, and one that decodes.
+
+    What decodes cost is known to those that are `decoding`. A worker that computes prompts only goes on learning what
+    its steps cost, and what it once learned of decodes drifts with that, to many times the truth.
+    """
     cost = StepCost(
-        base_s=sum(cost.base_s for cost in costs) / count,
-        per_prompt_token_s=sum(cost.per_prompt_token_s for cost in costs) / count,
-        per_product_s=sum(cost.per_product_s for cost in costs) / count,
-        per_decode_s=sum(cost.per_decode_s for cost in costs) / count,
-        per_context_s=sum(cost.per_context_s for cost in costs) / count,
+        base_s=fmean(speed.cost.base_s for speed in decoding),
+        per_prompt_token_s=fmean(speed.cost.per_prompt_token_s for speed in speeds),
+        per_product_s=fmean(speed.cost.per_product_s for speed in speeds),
+        per_decode_s=fmean(speed.cost.per_decode_s for speed in decoding),
+        per_context_s=fmean(speed.cost.per_context_s for speed in decoding),
     )
-    join_steps = sum(speed.join_steps for speed in speeds) / count
+    join_steps = fmean(speed.join_steps for speed in speeds)
     return Machine(cost, join_steps, max(speed.chunk_size for speed in speeds), pool_tokens)
 
 

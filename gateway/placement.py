@@ -220,11 +220,12 @@ class Placement:
     def outlook(self, now: float, targets: Targets) -> Outlook | None:
         """What the capacity of any division of the workers follows from; None: too little is known."""
         workers, speed, mix = self._membership.workers.values(), self._speeds(now), self._measuring.mix(now)
-        if mix is None or not speed:
+        decoding = [speed[w.info.ref] for w in workers if w.info.ref in speed and Role.DECODE in w.roles]
+        if mix is None or not decoding:
             return None
         measured = self._measuring.measured
         pool_tokens = sum(worker.pool_tokens for worker in workers) // len(workers)
-        machine = mean_machine(speed.values(), pool_tokens)
+        machine = mean_machine(speed.values(), decoding, pool_tokens)
         return Outlook(mix, machine, targets, measured.transfer_s, measured.overhead_s)
 
     def _speeds(self, now: float) -> dict[NodeRef, Speed]:

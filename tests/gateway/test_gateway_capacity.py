@@ -11,8 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.step_cost import StepCost
-from baton.gateway.capacity import Machine, Mix, Outlook, PromptClass, Targets, _Line, capacity, idle_share
-from baton.gateway.forecast import Work, rest_of_prompt
+from baton.gateway.capacity import (
+    Machine,
+    Mix,
+    Outlook,
+    PromptClass,
+    Targets,
+    _Line,
+    capacity,
+    idle_share,
+    mean_machine,
+)
+from baton.gateway.forecast import Speed, Work, rest_of_prompt
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "distserve"
 SOLO = StepCost(0.010, 0.0001, 0.0, 0.001, 0.0)  # 10 ms a step, 0.1 ms a prompt token, 1 ms a decode
@@ -149,6 +159,14 @@ def test_who_is_refused_takes_no_time() -> None:
     classes = (PromptClass(0.7, Work(500), 500), PromptClass(0.3, Work(10_000), 10_000))
     look = outlook(500, 10, 0.4, 1.0)._replace(mix=Mix(classes, (10.0,)))
     assert capacity(0, 1, look, 0.25) > 2.6
+
+
+def test_what_decodes_cost_is_what_those_that_decode_know() -> None:
+    """The other one has computed nothing but prompts for long: it is off by 20 times there."""
+    costs = StepCost(0.014, 4e-5, 1e-9, 9e-5, 6e-7), StepCost(0.016, 6e-5, 3e-9, 3e-5, 3e-8)
+    prefill, decode = (Speed(cost, 2048, 2048, 2048, join_steps=1.5) for cost in costs)
+    machine = mean_machine([prefill, decode], [decode], 1000)
+    assert machine == Machine(StepCost(0.016, pytest.approx(5e-5), pytest.approx(2e-9), 3e-5, 3e-8), 1.5, 2048, 1000)
 
 
 def test_a_slow_hand_over_makes_prefill_workers_worth_less() -> None:
