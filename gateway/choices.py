@@ -94,11 +94,10 @@ class Choice:
             text += self._stop.matched
         return self._delta(text, new, reason, stopped_early=stopped_early)
 
-    def next_text(self) -> Delta | None:
-        """Takes in one token that has arrived, of an answer that is only text; None when there is none."""
-        position = self.completion_tokens
-        new = self.generation.output_token_ids[position : position + 1]
-        return self._plain_delta(new) if new else None
+    def texts(self) -> list[Delta]:
+        """Takes in the tokens that have arrived, each as a delta of its own; the answer must be only text."""
+        new = self.generation.output_token_ids[self.completion_tokens :]
+        return [self._plain_delta([token_id]) for token_id in new]
 
     def finished(self) -> FinishedChoice:
         """The whole choice; it must have ended."""

@@ -8,6 +8,7 @@ own that is stale when it is read. A kernel alone would hold megabytes of that. 
 sent yet, and the transport makes writers wait for little more.
 """
 
+import contextlib
 import socket
 
 from aiohttp import HttpVersion11, web
@@ -30,7 +31,8 @@ class EventSink:
             self._transport.set_write_buffer_limits(high=_MOST_UNTAKEN)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 connection = self._transport.get_extra_info("socket")
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT)
+                with contextlib.suppress(OSError):  # the client has just gone: whoever writes is told
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT)
 
     @property
     def is_ready(self) -> bool:

@@ -189,7 +189,7 @@ class Response:
             for choice in self._choices:
                 if not choice.is_only_text:
                     return False
-                while (delta := choice.next_text()) is not None:
+                for delta in choice.texts():
                     events.append(self._answer.delta(delta, None))
         except Exception as error:  # nobody is here to tell the client: the stream is
             self._bug = error
