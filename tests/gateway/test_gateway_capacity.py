@@ -121,11 +121,11 @@ def test_the_better_division_of_two_is_known_for_all_of_distserve_s_rows() -> No
 def test_more_workers_and_easier_targets_take_no_less(
     num_prefill: int, num_decode: int, prompt: int, answer: int, ttft_s: float, tpot_s: float
 ) -> None:
-    base = capacity(num_prefill, num_decode, outlook(prompt, answer, ttft_s, tpot_s))
-    easier = [capacity(num_prefill, num_decode, outlook(prompt, answer, ttft_s * f, tpot_s * f)) for f in (1.5, 3.0)]
-    larger = capacity(2 * num_prefill, 2 * num_decode, outlook(prompt, answer, ttft_s, tpot_s))
-    # Roughly: refusals are worked out in a few rounds only, and where answers can spare more, more prompts are local.
-    assert all(less <= more * 2 for less, more in pairwise([base, *easier]))
+    looks = [outlook(prompt, answer, ttft_s * factor, tpot_s * factor) for factor in (1.0, 1.5, 3.0)]
+    idle = [idle_share(num_prefill, num_decode, look) for look in looks]
+    assert all(less <= more for less, more in pairwise(idle))
+    base = capacity(num_prefill, num_decode, looks[0])
+    larger = capacity(2 * num_prefill, 2 * num_decode, looks[0])
     assert base <= larger * 1.01
 
 
