@@ -10,7 +10,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
 TOLERANCE = 2e-3  # of log-probabilities: sums in float32 depend on the batch
 LENGTH = 12
 
@@ -117,6 +117,34 @@ _CHAT_FIELDS: dict[str, dict[str, Any]] = {
     "penalties": {"frequency_penalty": 2, "presence_penalty": 1, "repetition_penalty": 1.2},
 }
 
+# The other spellings of chat. Messages have no seed.
+_FORMAT = {"type": "json_schema", "name": "place", "schema": _PLACE}
+_OTHER_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "response": (RESPONSES, {"max_output_tokens": LENGTH}),
+    "response, greedy": (RESPONSES, {"max_output_tokens": LENGTH, "temperature": 0, "instructions": "Be brief. " * 9}),
+    "response, penalties": (RESPONSES, {"max_output_tokens": LENGTH, "frequency_penalty": 2, "top_k": 9}),
+    "response, schema": (RESPONSES, {"max_output_tokens": 120, "text": {"format": _FORMAT}}),
+    "response, call": (
+        RESPONSES,
+        {
+            "max_output_tokens": 200,
+            "tools": [{"type": "function", "name": "get_weather", "parameters": _PLACE}],
+            "tool_choice": {"type": "function", "name": "get_weather"},
+        },
+    ),
+    "message": (MESSAGES, {"max_tokens": LENGTH, "temperature": 0, "system": "Be brief. " * 9}),
+    "message, stopped": (MESSAGES, {"max_tokens": LENGTH, "temperature": 0, "stop_sequences": ["e", "a", "o"]}),
+    "message, call": (
+        MESSAGES,
+        {
+            "max_tokens": 200,
+            "temperature": 0,
+            "tools": [{"name": "get_weather", "input_schema": _PLACE}],
+            "tool_choice": {"type": "tool", "name": "get_weather"},
+        },
+    ),
+}
+
 
 def requests(model: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Name |-> (path, body). Completions go round the kinds of prompts; what needs prompts as text has one."""
@@ -129,6 +157,10 @@ def requests(model: str) -> dict[str, tuple[str, dict[str, Any]]]:
     for index, (name, fields) in enumerate(_CHAT_FIELDS.items()):
         body = {"model": model, "messages": _MESSAGES, "max_tokens": LENGTH, "seed": 70 + index}
         found[f"chat: {name}"] = (CHAT, body | fields)
+    question = _MESSAGES[1:]
+    for index, (name, (path, fields)) in enumerate(_OTHER_FIELDS.items()):
+        needed = {"messages": question} if path == MESSAGES else {"input": "Who carries the baton? " * 9, "seed": index}
+        found[f"other: {name}"] = (path, {"model": model} | needed | fields)
     return found
 
 
@@ -141,6 +173,8 @@ def num_scored_prompts() -> int:
 
 def ask(server: Any, path: str, body: dict[str, Any], *, streamed: bool) -> list[dict[str, Any]]:
     """The choices. `best_of` cannot be streamed and is asked for whole."""
+    if path in (RESPONSES, MESSAGES):
+        return [_ask_other(server, path, body, streamed=streamed)]
     if not streamed or body.get("best_of") is not None:
         status, answer = server.request("POST", path, body)
         assert status == 200, (answer, body)
@@ -155,6 +189,51 @@ def ask(server: Any, path: str, body: dict[str, Any], *, streamed: bool) -> list
         for choice in json.loads(chunk)["choices"]:
             _join(joined, _plain(choice, choice.get("delta", choice)))
     return [joined[index] for index in sorted(joined)]
+
+
+def _ask_other(server: Any, path: str, body: dict[str, Any], *, streamed: bool) -> dict[str, Any]:
+    """What an answer of Responses or Messages says, without ids: [kind, text or name, arguments] of each part."""
+    status, answer = server.request("POST", path, body | {"stream": streamed})
+    assert status == 200, (answer, body)
+    if streamed:
+        events = [json.loads(line[6:]) for line in answer.split("\n") if line.startswith("data: ")]
+        answer = events[-1]["response"] if path == RESPONSES else _joined_message(events)
+    parts = []
+    for item in answer["output"] if path == RESPONSES else answer["content"]:
+        match item["type"]:
+            case "message":
+                parts += [("text", part["text"], None) for part in item["content"]]
+            case "text":
+                parts.append(("text", item["text"], None))
+            case "function_call":
+                parts.append(("call", item["name"], json.loads(item["arguments"])))
+            case "tool_use":
+                parts.append(("call", item["name"], item["input"]))
+    return {
+        "parts": [list(part) for part in parts],
+        "finish_reason": answer["status"] if path == RESPONSES else answer["stop_reason"],
+        "stopped_by": answer.get("stop_sequence"),
+    }
+
+
+def _joined_message(events: list[dict[str, Any]]) -> dict[str, Any]:
+    blocks: list[dict[str, Any]] = []
+    ended: dict[str, Any] = {}
+    for event in events:
+        match event["type"]:
+            case "content_block_start":
+                blocks.append(event["content_block"] | {"arguments": ""})
+            case "content_block_delta" if event["delta"]["type"] == "text_delta":
+                blocks[event["index"]]["text"] += event["delta"]["text"]
+            case "content_block_delta":
+                blocks[event["index"]]["arguments"] += event["delta"]["partial_json"]
+            case "message_delta":
+                ended = event["delta"]
+    assert events[-1]["type"] == "message_stop", events[-1]
+    for block in blocks:
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(block["arguments"])
+    return ended | {"content": blocks}
 
 
 def _plain(choice: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:

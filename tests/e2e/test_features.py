@@ -34,7 +34,16 @@ def test_every_feature_is_the_same_everywhere(
     wrong = [line for where, found in told.items() for line in features.all_differences(expected, found, where)]
     assert not wrong, "\n".join(wrong[:40])
     reasons = {choice["finish_reason"] for choice in chain.from_iterable(expected.values())}
-    assert reasons == {"stop", "length", "tool_calls"}
+    assert reasons == {
+        "stop",
+        "length",
+        "tool_calls",
+        "completed",
+        "incomplete",
+        "max_tokens",
+        "stop_sequence",
+        "tool_use",
+    }
 
 
 def test_the_comparison_sees_what_differs(features: ModuleType) -> None:
