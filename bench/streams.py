@@ -15,8 +15,6 @@ from typing import cast
 import msgspec
 
 STALL_S = 30.0  # nothing at all from the server for so long: the run has failed
-
-
 _READ_BYTES = 256 * 1024
 _PACED_BUFFER_BYTES = 4096  # of the kernel, for a stream that is read at a pace
 

@@ -6,11 +6,11 @@ from aiohttp import web
 
 from ..core.errors import RequestError
 from .answering import Answering, json_answer
-from .batches.paging import MOST_ITEMS, parse_page
 from .gateway import Gateway
 from .keys import owner_of
 from .middleware import api_key, request_id
 from .openai.json_errors import bounded
+from .paging import MOST_ITEMS, parse_page
 from .responses.answers import CountedInput, DeletedResponse
 from .responses.service import Responses
 from .responses.store import StoredResponse

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...core.errors import RequestError
+from ..paging import Page, page_of
 from .life import is_over
 from .objects import Batch, RequestCounts
-from .paging import Page, page_of
 
 MAX_UNFINISHED = 100  # batches of one owner
 

@@ -9,8 +9,8 @@ from typing import BinaryIO
 import msgspec
 
 from ...core.errors import RequestError
+from ..paging import Page, page_of
 from .objects import FileObject
-from .paging import Page, page_of
 
 MAX_FILES = 10_000  # of one owner
 MAX_OWNER_BYTES = 20 * 1024**3

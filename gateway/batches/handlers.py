@@ -8,9 +8,9 @@ from ..gateway import Gateway
 from ..keys import owner_of
 from ..middleware import api_key
 from ..openai.json_errors import read_json
+from ..paging import MOST_BATCHES, MOST_FILES, parse_page
 from .database import Tables
 from .objects import BatchList, BatchRequest, FileDeleted, FileList
-from .paging import MOST_BATCHES, MOST_FILES, parse_page
 from .upload import Upload
 
 _FILES_PAGE, _BATCHES_PAGE = 10_000, 20

@@ -12,6 +12,7 @@ from ..responses.answers import ResponseUsage
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 WINDOWS = {"24h": 24 * 3600}  # completion windows |-> seconds
 MAX_METADATA = 16
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600  # of files that are not to be kept until they are deleted
 # What the documents say; what is refused is told in words by the service.
 _Endpoint = Annotated[str, Meta(extra_json_schema={"enum": list(ENDPOINTS)})]
 _Window = Annotated[str, Meta(extra_json_schema={"enum": list(WINDOWS)})]

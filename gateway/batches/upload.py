@@ -12,13 +12,12 @@ from ...core.errors import RequestError
 from ..generation import Unavailable
 from .database import Database, Tables
 from .file_table import new_file_id
-from .objects import FileObject, Purpose
+from .objects import MAX_EXPIRY_S, MIN_EXPIRY_S, FileObject, Purpose
 
 MAX_FILE_BYTES = 200 * 1000**2
 MAX_FILENAME = 255  # characters that are kept of it
 STALL_S = 60.0  # for the next piece to arrive
 UPLOAD_TIMEOUT_S = 1800.0
-MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _PIECE_BYTES = 256 * 1024
 _MAX_FIELD_BYTES = 1024

@@ -9,7 +9,7 @@ from ... import __version__
 from ..anthropic import answers as anthropic
 from ..anthropic import fields as anthropic_fields
 from ..batches import objects as batches
-from ..batches.paging import MOST_BATCHES, MOST_FILES, MOST_ITEMS
+from ..paging import MOST_BATCHES, MOST_FILES, MOST_ITEMS
 from ..responses import answers as responses
 from ..responses import fields as responses_fields
 from ..role_handlers import RolesBody
@@ -79,7 +79,11 @@ _UPLOAD = {
                     "purpose": {"enum": ["batch"]},
                     "file": {"type": "string", "contentMediaType": "application/octet-stream"},
                     "expires_after[anchor]": {"enum": ["created_at"]},
-                    "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+                    "expires_after[seconds]": {
+                        "type": "integer",
+                        "minimum": batches.MIN_EXPIRY_S,
+                        "maximum": batches.MAX_EXPIRY_S,
+                    },
                 },
                 "additionalProperties": False,
                 "dependentRequired": {

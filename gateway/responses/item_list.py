@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ...core.errors import RequestError
-from ..batches.paging import Page
 from ..openai.json_errors import bounded
+from ..paging import Page
 from .answers import (
     FunctionCallItem,
     FunctionCallOutputItem,

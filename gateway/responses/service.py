@@ -6,11 +6,11 @@ import msgspec
 
 from ...core.errors import RequestError
 from ...vocab.tokenizer import Tokenizer
-from ..batches.paging import Page
 from ..openai.answers import encode_json
 from ..openai.json_errors import bounded, read_json
 from ..openai.parser import RequestParser
 from ..openai.request import ParsedRequest
+from ..paging import Page
 from .answers import InputItemList, ResponseObject
 from .fields import InputItem, ResponsesRequest
 from .format import ResponsesFormat, begun_response

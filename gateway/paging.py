@@ -1,4 +1,4 @@
-"""Pages of the lists of files and batches: `limit`, `after`, `order`."""
+"""Pages of lists (files, batches, input items of responses): `limit`, `after`, `order`."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ...core.errors import RequestError
+from ..core.errors import RequestError
 
 MOST_FILES, MOST_BATCHES, MOST_ITEMS = 10_000, 100, 100  # on a page
 _LONGEST_NUMBER = 6
