@@ -86,13 +86,17 @@ class Machine(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """What capacities follow from. `transfer_s`: per token; `overhead_s`: of first tokens, beside what steps take."""
+    """What capacities follow from. `transfer_s`: per token; `overhead_s`: of first tokens, beside what steps take.
+
+    `may_be_local`: prompts may be computed where they are decoded, although there are workers for prompts.
+    """
 
     mix: Mix
     machine: Machine
     targets: Targets
     transfer_s: float = 0.0
     overhead_s: float = 0.0
+    may_be_local: bool = True
 
 
 class _Line(NamedTuple):
@@ -236,6 +240,9 @@ class _Division:
         if not self._num_prefill:
             yield 1.0
             return
+        if not self._outlook.may_be_local:
+            yield 0.0
+            return
         yield (least := self._least_local(rate))
         yield from (share for share in _LOCAL_SHARES if share > least)
 
@@ -310,7 +317,14 @@ class _Division:
             either += prompt.share * (a + b - a * b - (1 - local) * lost)
             in_here += prompt.share * a
             in_there += prompt.share * (b - lost)
-        return min(either, min(local, in_here) + min(1 - local, in_there))
+        served = local * self._served(self._num_decode, local * load.rate, here)
+        served += (1 - local) * self._served(self._num_prefill, (1 - local) * load.rate, there)
+        return min(either, min(local, in_here) + min(1 - local, in_there), served)
+
+    def _served(self, num_servers: int, rate: float, services: list[tuple[float, float]]) -> float:
+        """The share that there is time for, whoever is refused: how many are is worked out roughly."""
+        offered = _Line.of(num_servers, rate, services).load if rate else 0.0
+        return 1.0 / max(offered, 1.0)
 
     def _decode_chunk(self, load: _Load) -> float:
         """Prompt tokens of a step there, as a decode worker's tuner will choose."""

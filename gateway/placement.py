@@ -42,6 +42,7 @@ class Placement:
         self._index = index
         self._admission = admission
         self._metrics = metrics
+        self._may_be_local = may_be_local
         self._router = Router(may_be_local=may_be_local)
         self._measuring = Measuring(tpot_target_s)
         self._known: dict[NodeRef, Speed] = {}
@@ -226,7 +227,7 @@ class Placement:
         measured = self._measuring.measured
         pool_tokens = sum(worker.pool_tokens for worker in workers) // len(workers)
         machine = mean_machine(speed.values(), decoding, pool_tokens)
-        return Outlook(mix, machine, targets, measured.transfer_s, measured.overhead_s)
+        return Outlook(mix, machine, targets, measured.transfer_s, measured.overhead_s, self._may_be_local)
 
     def _speeds(self, now: float) -> dict[NodeRef, Speed]:
         """Of those workers that something is known of; as old as their own reports may be."""

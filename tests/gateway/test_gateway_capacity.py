@@ -180,3 +180,13 @@ def test_what_is_cached_is_not_computed() -> None:
     look = outlook(2000, 20, 0.3, 0.030)
     cached = look._replace(mix=Mix((PromptClass(1.0, Work(100, 195_000.0), 2000.0),), (20.0,)))
     assert capacity(1, 1, cached) > capacity(1, 1, look)
+
+
+def test_where_no_prompt_may_be_local_decode_workers_are_no_help_with_prompts() -> None:
+    """A prompt of 1000 takes 0.11 s alone: that bounds one prefill worker, which three decode workers could help."""
+    free = outlook(1000, 1, 1.0, 1.0)
+    alone = capacity(1, 3, free._replace(may_be_local=False))
+    assert alone < 1 / 0.11
+    assert capacity(1, 3, free) > 2 * alone
+    assert capacity(2, 2, free._replace(may_be_local=False)) > 1.9 * alone
+    assert capacity(0, 4, free._replace(may_be_local=False)) == capacity(0, 4, free)
